@@ -1,12 +1,12 @@
-"""Accuracy and cost of a cascade of two models of one server on word problems (GSM8K), over all thresholds of the gate.
+"""Accuracy and cost of a cascade of two models, beside a random choice between them at the same cost.
 
-    quicksilver serve --model nano --model coder-1.5b
-    python -m benchmarks.hybrid_cascade --data DATA --limit 40 [--url http://127.0.0.1:8480] [--out benchmarks/results]
+    python -m benchmarks.hybrid_cascade answers.jsonl [--price 11] [--out benchmarks/results]
 
-Each model answers each problem once at temperature 0. The gate of hybrid routing is then applied to the recorded
-log-probabilities, so one pair of runs gives the whole curve. The cost is in tokens of the small model: a token of the
-strong one costs `--price` of them, the ratio of their parameters. The line between the two models, which a random
-choice reaches at the same cost, is the baseline.
+The input is the file of `cascade_answers`. The cost of an item is in tokens of the small model: a token that the strong
+one processes, of the prompt or of the answer, costs `--price` of them, the ratio of the parameters. A random choice
+reaches every point of the straight line between the two models, so the *gain* of a cascade is its accuracy minus the
+line's at the same cost. The threshold of each gate is fitted on one half of the items and applied to the other, and the
+reverse, so every item is decided by a threshold that it did not influence. The interval is a 95 % bootstrap over items.
 """
 
 from __future__ import annotations
@@ -18,125 +18,162 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import numpy as np
+import numpy.typing as npt
 
 from quicksilver.evals.report import machine_facts
-from quicksilver.evals.task import Answer
-from quicksilver.evals.tasks.gsm8k import WordProblem, load, score
 from quicksilver.server.hybrid.gate import Evidence, find_doubt
 from quicksilver.server.hybrid.policy import GateSettings
 
-
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """One answer: whether it is right, its tokens, and the mean log-probability of its tokens."""
-
-    is_right: bool
-    prompt_tokens: int
-    tokens: int
-    mean_logprob: float
-    is_complete: bool
-
-    @property
-    def all_tokens(self) -> int:
-        return self.prompt_tokens + self.tokens
+NUM_RESAMPLES = 2000
+# Fields of `Evidence`, each compared by a gate of its own.
+GATES = ("mean_logprob", "min_logprob", "acceptance", "yes")
+Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    threshold: float
+class Item:
+    """The two answers to one item. Costs are in tokens of the small model."""
+
+    is_right: tuple[bool, bool]
+    costs: tuple[float, float]
+    # What the question of the gate costs in addition.
+    question_cost: float
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The cascade on items that did not determine its thresholds."""
+
+    gate: str
+    thresholds: tuple[float, float]
     accuracy: float
+    # As a share of what the strong model costs alone.
     cost: float
     escalated: float
-    # What a random choice between the two models reaches at this cost.
-    baseline: float
+    line: float
+    gain: float
+    gain_low: float
+    gain_high: float
 
 
-def solve(client: httpx.Client, model: str, problem: WordProblem, max_tokens: int) -> Solved:
-    text = f"{problem.question}\n\nThink step by step and end with the answer as a number."
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": text}],
-        "temperature": 0,
-        "max_tokens": max_tokens,
-        "logprobs": True,
-    }
-    reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
-    choice = reply["choices"][0]
-    values = [one["logprob"] for one in choice["logprobs"]["content"]] or [0.0]
-    is_right = bool(score(problem, Answer(text=choice["message"]["content"] or ""))["acc"])
-    usage = reply["usage"]
-    return Solved(
-        is_right,
-        usage["prompt_tokens"],
-        usage["completion_tokens"],
-        sum(values) / len(values),
-        choice["finish_reason"] != "length",
+def read_items(rows: Sequence[dict[str, Any]], price: float) -> list[Item]:
+    return [
+        Item(
+            (row["right"][0], row["right"][1]),
+            (row["tokens"][0], price * row["tokens"][1]),
+            row["question_tokens"],
+            Evidence(**row["evidence"]),
+        )
+        for row in rows
+    ]
+
+
+def settings_of(gate: str, threshold: float) -> GateSettings:
+    if gate == "yes":
+        return GateSettings(question="?", question_probability=threshold)
+    return GateSettings(**{gate: threshold})
+
+
+def escalations(items: Sequence[Item], gate: str, threshold: float) -> list[bool]:
+    settings = settings_of(gate, threshold)
+    return [find_doubt(settings, item.evidence) is not None for item in items]
+
+
+def outcomes(items: Sequence[Item], gate: str, escalates: Sequence[bool]) -> Values:
+    """(items, 6): right and cost of the cascade, of the small model and of the strong one."""
+    rows = []
+    for item, is_escalated in zip(items, escalates, strict=True):
+        (small_cost, strong_cost), (small, strong) = item.costs, item.is_right
+        cost = small_cost + (item.question_cost if gate == "yes" else 0) + is_escalated * strong_cost
+        rows.append((strong if is_escalated else small, cost, small, small_cost, strong, strong_cost))
+    return np.array(rows, dtype=np.float64)
+
+
+def line_at(means: Values) -> Values:
+    """The accuracy of a random choice at the cost of the cascade, from means of `outcomes` (..., 6)."""
+    _, cost, small, small_cost, strong, strong_cost = np.moveaxis(means, -1, 0)
+    share = np.clip((cost - small_cost) / (strong_cost - small_cost), 0.0, 1.0)
+    return np.asarray(small + share * (strong - small))
+
+
+def gain_of(means: Values) -> Values:
+    return np.asarray(means[..., 0] - line_at(means))
+
+
+def fit_threshold(items: Sequence[Item], gate: str) -> float:
+    """The threshold with the largest gain on `items`; of equal ones the smallest, which escalates least."""
+    values = {getattr(item.evidence, gate) for item in items} - {None}
+    lowest = 0.0 if gate in ("acceptance", "yes") else -1e9
+    candidates = [lowest, *sorted(values)]
+    gains = [float(gain_of(outcomes(items, gate, escalations(items, gate, each)).mean(axis=0))) for each in candidates]
+    return candidates[int(np.argmax(gains))]
+
+
+def cross_fitted(items: Sequence[Item], gate: str) -> Result:
+    halves = (items[0::2], items[1::2])
+    first, second = (fit_threshold(half, gate) for half in halves)
+    # The threshold of a half decides the other one.
+    parts = [
+        outcomes(half, gate, escalations(half, gate, threshold))
+        for half, threshold in zip(halves, (second, first), strict=True)
+    ]
+    escalated = sum(sum(escalations(half, gate, each)) for half, each in zip(halves, (second, first), strict=True))
+    table = np.concatenate(parts)
+    means = table.mean(axis=0)
+    picks = np.random.default_rng(0).integers(0, len(table), (NUM_RESAMPLES, len(table)))
+    low, high = np.percentile(gain_of(table[picks].mean(axis=1)), [2.5, 97.5])
+    return Result(
+        gate=gate,
+        thresholds=(first, second),
+        accuracy=float(means[0]),
+        cost=float(means[1] / means[5]),
+        escalated=escalated / len(table),
+        line=float(line_at(means)),
+        gain=float(gain_of(means)),
+        gain_low=float(low),
+        gain_high=float(high),
     )
 
 
-def curve(small: Sequence[Solved], strong: Sequence[Solved], price: float) -> list[Point]:
-    """A point for every threshold that changes a decision, from no escalation to escalation of everything."""
-    thresholds = [-1e9, *sorted({one.mean_logprob for one in small}), 0.0]
-    ends = [point_of(small, strong, price, [is_all] * len(small)) for is_all in (False, True)]
-    (low_accuracy, low_cost, _), (high_accuracy, _, _) = ends
-    # A random choice asks one model, so the upper end of the baseline has no cost of the small model.
-    high_cost = price * sum(one.all_tokens for one in strong) / len(strong)
-    points = []
-    for threshold in thresholds:
-        gate = GateSettings(mean_logprob=threshold)
-        doubts = [
-            find_doubt(gate, Evidence(mean_logprob=one.mean_logprob, is_complete=one.is_complete)) is not None
-            for one in small
-        ]
-        accuracy, cost, escalated = point_of(small, strong, price, doubts)
-        share = min(1.0, (cost - low_cost) / (high_cost - low_cost))
-        points.append(
-            Point(threshold, accuracy, cost, escalated, low_accuracy + share * (high_accuracy - low_accuracy))
-        )
-    return points
+def ends_of(items: Sequence[Item]) -> dict[str, Any]:
+    """The two models alone, and what no gate can exceed: the strong model is asked only where it alone is right."""
+    is_needed = [strong and not small for small, strong in (item.is_right for item in items)]
+    means = outcomes(items, "", is_needed).mean(axis=0)
+    return {
+        "items": len(items),
+        "small": {"accuracy": means[2], "cost": means[3] / means[5]},
+        "strong": {"accuracy": means[4], "cost": 1.0},
+        "perfect_gate": {"accuracy": means[0], "cost": means[1] / means[5], "gain": float(gain_of(means))},
+    }
 
 
-def point_of(
-    small: Sequence[Solved], strong: Sequence[Solved], price: float, escalates: Sequence[bool]
-) -> tuple[float, float, float]:
-    """Accuracy, mean cost and escalated share."""
-    rows = list(zip(small, strong, escalates, strict=True))
-    accuracy = sum((b if escalated else a).is_right for a, b, escalated in rows) / len(rows)
-    cost = sum(a.all_tokens + price * b.all_tokens * escalated for a, b, escalated in rows) / len(rows)
-    return accuracy, cost, sum(escalates) / len(rows)
+def report_of(rows: Sequence[dict[str, Any]], price: float) -> list[dict[str, Any]]:
+    found = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        items = read_items([row for row in rows if row["task"] == task], price)
+        gates = [gate for gate in GATES if any(getattr(item.evidence, gate) is not None for item in items)]
+        results = [asdict(cross_fitted(items, gate)) for gate in gates]
+        found.append({"task": task, "price": price, **ends_of(items), "gates": results})
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--url", default="http://127.0.0.1:8480")
-    parser.add_argument("--small", default="nano")
-    parser.add_argument("--strong", default="coder-1.5b")
-    parser.add_argument("--price", type=float, default=11.0, help="price of a token of the strong model")
-    parser.add_argument("--limit", type=int, default=40)
-    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("answers", type=Path)
+    parser.add_argument("--price", type=float, nargs="+", default=[11.0], help="price of a token of the strong model")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    problems = list(load(options.data))[: options.limit]
-    answers: dict[str, list[Solved]] = {}
-    with httpx.Client(base_url=options.url, timeout=600) as client:
-        for model in (options.small, options.strong):
-            answers[model] = []
-            for problem in problems:
-                answers[model].append(solve(client, model, problem, options.max_tokens))
-                print(model, len(answers[model]), answers[model][-1], flush=True)
-    points = curve(answers[options.small], answers[options.strong], options.price)
-    rows: list[dict[str, Any]] = [asdict(point) for point in points]
-    for row in rows:
-        print(json.dumps(row))
-    report = {
-        **machine_facts(),
-        "settings": {name: str(value) for name, value in vars(options).items() if name not in ("out", "data")},
-        "answers": {model: [asdict(one) for one in found] for model, found in answers.items()},
-        "rows": rows,
-    }
-    (options.out / f"hybrid-cascade-{report['date'][:10]}.json").write_text(json.dumps(report, indent=1) + "\n")
+    rows = [json.loads(line) for line in options.answers.read_text().splitlines()]
+    tasks = [task for price in options.price for task in report_of(rows, price)]
+    for task in tasks:
+        print(json.dumps({key: value for key, value in task.items() if key != "gates"}))
+        for result in task["gates"]:
+            print("  ", json.dumps(result))
+    kept = [{key: value for key, value in row.items() if key != "answers"} for row in rows]
+    report = {**machine_facts(), "models": ["nano", "coder-1.5b"], "tasks": tasks, "items": kept}
+    (options.out / f"hybrid-cascade-{report['date'][:10]}.json").write_text(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":
