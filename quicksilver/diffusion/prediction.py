@@ -16,8 +16,9 @@ import numpy as np
 MIN_MATCH, MIN_ACCEPTED = 3, 4
 # More than this many equal tokens are not compared.
 MAX_MATCH = 32
-# Length of a draft: doubled after every draft that was accepted as a whole, halved after one that was in part.
-FIRST_DRAFT, LONGEST_DRAFT = 16, 64
+# Length of a draft: doubled after every draft that was accepted as a whole, halved after one that was in part. For a
+# file of 300 lines with one changed line, 128 instead of 64 computes up to 4 % more rows in a third fewer rounds.
+FIRST_DRAFT, LONGEST_DRAFT = 16, 128
 
 
 class Prediction:

@@ -6,11 +6,12 @@ import pytest
 
 from quicksilver.core import ConstraintSpec, DecodeParams, Delta, Request, Usage
 from quicksilver.diffusion.prediction import FIRST_DRAFT, LONGEST_DRAFT, Prediction
+from quicksilver.diffusion.verify import count_accepted
 from quicksilver.engine.config import EngineConfig
 from tests.support.staircase import STOP, Staircase
 from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
 
-FILE = list(range(100, 300))
+FILE = list(range(100, 400))
 PROMPT = tuple(range(5, 25))
 
 
@@ -22,12 +23,12 @@ def test_the_first_draft_is_the_beginning() -> None:
 def test_drafts_double_while_they_are_accepted() -> None:
     prediction, lengths = Prediction(FILE), []
     answer: list[int] = []
-    for _ in range(4):
+    for _ in range(5):
         draft = prediction.draft(answer, 1000)
         lengths.append(len(draft))
         prediction.observe(len(draft), len(draft))
         answer = FILE[: len(answer) + len(draft) + 1]
-    assert lengths == [FIRST_DRAFT, 2 * FIRST_DRAFT, LONGEST_DRAFT, LONGEST_DRAFT]
+    assert lengths == [16, 32, 64, 128, len(FILE) - 16 - 32 - 64 - 128 - 4]
     prediction.observe(20, LONGEST_DRAFT)
     assert len(prediction.draft(answer[:8], 1000)) == LONGEST_DRAFT // 2
     prediction.observe(0, LONGEST_DRAFT // 2)
@@ -76,6 +77,29 @@ def test_of_equal_passages_the_nearest_counts() -> None:
     prediction = Prediction([*block, 50, *block, 60, *block, 70])
     prediction.observe(6, 6)
     assert prediction.draft([9, *block], 1) == [60]
+
+
+def count_rounds(answer: list[int], prediction: list[int], num_canvas_tokens: int) -> int:
+    """Rounds of an answer whose every round without a prediction commits `num_canvas_tokens`."""
+    state, num_done, rounds = Prediction(prediction), 0, 0
+    while num_done < len(answer):
+        draft = state.draft(answer[:num_done], len(answer) - num_done - 1)
+        num_accepted = count_accepted(answer[num_done:], draft)
+        if draft:
+            state.observe(num_accepted, len(draft))
+        num_done += num_accepted + 1 if draft else num_canvas_tokens
+        rounds += 1
+    return rounds
+
+
+@pytest.mark.parametrize("num_new", [0, 1, 12])
+def test_a_changed_line_of_a_long_file_costs_three_times_fewer_rounds_than_perfect_canvases(num_new: int) -> None:
+    """2,400 tokens in lines of 8, of which many are equal; a canvas of 16 commits at most 17 tokens in a round."""
+    lines = [[1, 2, 3 + i % 5, 10, 11, 50 + i % 7, 100 + i, 0] for i in range(300)]
+    changed = [*lines[:150], [*lines[150][:4], *range(900, 900 + num_new), *lines[150][5:]], *lines[151:]]
+    before, after = ([token for line in each for token in line] for each in (lines, changed))
+    answer = [997, 998, *after, 999]  # a code fence around the file
+    assert count_rounds(answer, before, num_canvas_tokens=2) * 3 <= len(answer) / 17
 
 
 def run(prediction: tuple[int, ...], params: DecodeParams, constraint: ConstraintSpec | None = None) -> list[Delta]:
