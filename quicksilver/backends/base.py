@@ -60,6 +60,7 @@ class Sequence:
     slot: int = -1  # in the persistent batch; -1 while the sequence runs in ordinary forwards
     is_plain: bool | None = None  # whether its request may decode in a slot; None before the first check
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
+    draft_limit: int = 0  # longest draft from a prediction; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
     runs_alone: bool = False  # until the first Delta of a forward
     start_by: float = 0.0  # time of the queue's clock after which a request that has not run is refused; 0: never
@@ -154,7 +155,8 @@ class Sequence:
         """The next tokens of the prediction, if the answer follows it and its grammar allows them."""
         if self.prediction is None or self.is_thinking:
             return None
-        draft = self.prediction.draft(self.generated, self.room - 1)
+        longest = min(self.room - 1, self.draft_limit) if self.draft_limit else self.room - 1
+        draft = self.prediction.draft(self.generated, longest)
         if self.constraint is not None and draft:
             draft = draft[: self.constraint.legal_prefix(draft)]
         return Canvas.predicted(draft) if draft else None

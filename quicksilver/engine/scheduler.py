@@ -231,11 +231,12 @@ class Scheduler:
 
     def _open_canvas(self, sequence: Sequence) -> None:
         if not sequence.is_verifying:
+            # A draft and the row before it fit into one forward.
+            sequence.draft_limit = max(self._shared.prompt_rows(self.config.max_rows) - 1, 1)
             joins_slot = self.slots is not None and self.slots.will_take(sequence)
             num_stepped = len(self.running) - (len(self.slots) if self.slots is not None else 0)
-            sequence.canvas_limit = (
-                1 if joins_slot else self.canvas_length.limit(num_stepped, has_backlog=len(self.waiting) > 0)
-            )
+            limit = self.canvas_length.limit(num_stepped, has_backlog=len(self.waiting) > 0)
+            sequence.canvas_limit = 1 if joins_slot else limit
         sequence.open_canvas()
 
     def _has_pages(self, work: Work, works: list[Work]) -> bool:

@@ -344,3 +344,19 @@ def test_texts_without_kv_take_turns() -> None:
     steps = [planned(plan) for _ in range(6)]
     assert all(len(step) == 1 for step in steps)
     assert {name for step in steps[3:] for name in step} == {"a", "b", "c"}
+
+
+def test_a_draft_from_a_prediction_fits_into_the_row_budget() -> None:
+    plan = scheduler(num_pages=64, max_rows=24)
+    params = decode_params("verify", canvas_len=8, max_new_tokens=400)
+    request = Request("p", (1, 2, 3), params, prediction=tuple(range(10, 400)))
+    predicted = Sequence(request, make_decoder(params.decoder))
+    assert predicted.prediction is not None
+    for _ in range(5):
+        predicted.prediction.observe(100, 100)
+    plan.add(predicted)
+    plan.plan()
+    predicted.kv_len = 2
+    (work,) = plan.plan()
+    assert work.tail is not None, "the draft and the row before it fit"
+    assert MIN_CHUNK_ROWS < work.num_rows <= 24
