@@ -142,6 +142,15 @@ class Sequence:
         assert self.canvas is not None
         return self.decoder.tail(self.canvas, self.tokens)
 
+    @property
+    def text_end(self) -> int:
+        """One past the last position whose KV the next forward or the one after it writes. Branches of a scorer write
+        none. A canvas must be open."""
+        if not self.dialect.keeps_kv:
+            return 0
+        tail = self.tail
+        return len(self.tokens) - tail.num_fixed + (0 if tail.branches else len(tail.token_ids))
+
     def open_canvas(self) -> None:
         """Opens a canvas if there is none, or if `canvas_limit` is below the length of one that has not run yet."""
         is_limited = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
@@ -208,6 +217,11 @@ class Work:
     @property
     def num_rows(self) -> int:
         return self.end - self.start + (len(self.tail.token_ids) if self.tail else 0)
+
+    @property
+    def write_end(self) -> int:
+        """One past the last position whose KV this work writes."""
+        return self.end + (len(self.tail.token_ids) if self.tail is not None and self.tail.is_causal else 0)
 
     @property
     def num_proposals(self) -> int:

@@ -11,7 +11,7 @@ pages are not free now does not block the others: up to `LOOK_AHEAD` candidates 
 quarter of the free pages. After `MAX_OVERTAKEN_BY_OTHERS` no request is admitted before it, so it cannot starve. No
 request is admitted before a preempted one: it would take the pages that were just freed, and be preempted next.
 
-Requests that run alone (`Request.runs_alone`) come first, one at a time: the others keep their pages and wait.
+Requests that run alone (`Request.runs_alone`) have every second step, one at a time; the others run in between.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class Scheduler:
         self._rows_left = 0
         self._promised_pages = 0  # to running prompts, while requests are admitted before them
         self._proposals_left = 0
+        self._has_run_alone = False  # a request in the last step
         self._admitted_at = 0  # step of the last admission
         self.tenants = ActiveTenants(wall_clock)
         self._shared = SharedSteps(config, self.tenants, wall_clock)
@@ -119,14 +120,19 @@ class Scheduler:
         self._shared.begin(self.running, self.num_waiting)
         self._preempt_batch()
         sequences = [*self.running, *self.waiting]
-        alone = next((sequence for sequence in sequences if sequence.runs_alone), None)
+        suspects = [sequence for sequence in sequences if sequence.runs_alone]
         if self.slots is not None:
-            self.slots.begin_step(self.running if alone is None else [])
+            self.slots.begin_step([] if suspects else self.running)
             self.slots.grow_pages()
         self.canvas_length.begin_step([sequence for sequence in self.running if sequence.slot < 0])
         skipped = self.grammar_budget.begin_step(sequences)
-        if alone is not None and (works := self._plan(set(sequences) - {alone})):
-            return works
+        if suspects:
+            without_others, without_suspects = set(sequences) - {suspects[0]}, {*skipped, *suspects}
+            turns = (without_others, without_suspects)
+            for excluded in reversed(turns) if self._has_run_alone else turns:
+                if works := self._plan(excluded):
+                    self._has_run_alone = excluded is without_others
+                    return works
         return self._plan(skipped) or (self._plan(()) if skipped else [])
 
     def finish(self, works: list[Work]) -> None:
@@ -242,7 +248,7 @@ class Scheduler:
     def _has_pages(self, work: Work, works: list[Work]) -> bool:
         """Whether `work` has the pages that it writes. Preempts younger sequences if needed."""
         sequence = work.sequence
-        missing = self._pages_for(_write_end(work)) - len(sequence.pages)
+        missing = self._pages_for(work.write_end) - len(sequence.pages)
         while missing > self.pool.num_free:
             victim = self._victim(sequence, works)
             if victim is None:
@@ -258,7 +264,7 @@ class Scheduler:
         """Pages for forwards that a device runs ahead of the host, while pages are plentiful. Several at a time: each
         change of a page table is a transfer between two rounds."""
         spare, sequence = self.config.spare_pages, work.sequence
-        missing = self._pages_for(_write_end(work)) + spare - len(sequence.pages)
+        missing = self._pages_for(work.write_end) + spare - len(sequence.pages)
         if spare // 4 < missing <= self.pool.num_free // 8:
             sequence.pages += self.pool.allocate(missing) or []
 
@@ -348,7 +354,7 @@ class Scheduler:
         self._open_canvas(sequence)
         context_end = num_tokens - sequence.tail.num_fixed
         pages = self.pool.share(prefix_hashes(sequence, page_size, min(num_tokens - 1, context_end)))
-        needed = self._pages_for(_text_end(sequence)) - len(pages)
+        needed = self._pages_for(sequence.text_end) - len(pages)
         if needed > max(self.pool.num_free - kept_pages, 0):
             self.pool.release(pages)
             return False
@@ -363,23 +369,10 @@ class Scheduler:
 
     def _missing_pages(self, sequence: Sequence) -> int:
         """Pages that a running sequence needs until it decodes."""
-        return self._pages_for(_text_end(sequence)) - len(sequence.pages) if sequence.canvas is not None else 0
+        return self._pages_for(sequence.text_end) - len(sequence.pages) if sequence.canvas is not None else 0
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.page_size)
-
-
-def _text_end(sequence: Sequence) -> int:
-    """One past the last position whose KV this forward or the next one writes. Branches of a scorer write none."""
-    tail = sequence.tail
-    if not sequence.dialect.keeps_kv:
-        return 0
-    return len(sequence.tokens) - tail.num_fixed + (0 if tail.branches else len(tail.token_ids))
-
-
-def _write_end(work: Work) -> int:
-    """One past the last position whose KV this work writes."""
-    return work.end + (len(work.tail.token_ids) if work.tail is not None and work.tail.is_causal else 0)
 
 
 def _cut(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:

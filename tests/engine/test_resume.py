@@ -11,6 +11,7 @@ from quicksilver.constrain.compile.response_format import compile_response_forma
 from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from quicksilver.core import Delta, Request, ResumePoint, ThinkBudget
+from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.worker import protocol
 from tests.support.fakes import ByteTokenizer
@@ -133,10 +134,28 @@ def test_a_request_that_runs_alone_shares_no_step_until_its_first_delta() -> Non
     for name in "abcd":
         running.add(Request(name, (ord(name), *PROMPT), params, runs_alone=name in "bc"))
     deltas = finish_all(running)
-    forwards = [ids for ids in steps if ids]
-    assert forwards[:2] == [["b"], ["c"]]
-    assert sorted(forwards[2]) == ["a", "b", "c", "d"]
+    forwards = [sorted(ids) for ids in steps if ids]
+    assert forwards[:3] == [["b"], ["a", "b", "d"], ["c"]], "others run between two requests that run alone"
+    assert forwards[3] == ["a", "b", "c", "d"]
     assert all(parts[-1].finish is not None for parts in deltas.values())
+
+
+def test_others_run_while_a_long_prompt_runs_alone() -> None:
+    """A prompt of thousands of tokens takes minutes on a CPU."""
+    running = tiny_engine(EngineConfig(num_pages=64, max_rows=8))
+    steps: list[list[str]] = []
+    running.on_step = lambda ids: steps.append(list(ids))
+    params = decode_params("ar", canvas_len=1, max_new_tokens=4)
+    running.add(Request("long", tuple(range(1, 90)), params, runs_alone=True))
+    running.add(Request("short", PROMPT, params))
+    running.add(Request("later", tuple(range(2, 90)), params, runs_alone=True))
+    first_delta = {}
+    while running.has_work:
+        for event in running.step():
+            first_delta.setdefault(event.request_id, len([ids for ids in steps if ids]))
+    assert list(first_delta) == ["short", "long", "later"]
+    before = [ids for ids in steps if ids][: first_delta["long"]]
+    assert all(ids == ["long"] for ids in before if "long" in ids)
 
 
 def test_tokens_that_the_grammar_determines_do_not_end_a_run_alone() -> None:
