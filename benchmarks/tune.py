@@ -98,11 +98,10 @@ def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     (stored,) = store.find("", JOB, limit=2) or []
     job = read_job("", stored)
     store.close()
-    facts = {name: job.facts.get(name) for name in ("threads", "dtype")}
     reply = job.reply
     return {
         **figures,
-        **facts,
+        "threads": job.facts["threads"],
         "hyperparameters": reply["hyperparameters"],
         "trained_tokens": reply["trained_tokens"],
         "measured": reply["quicksilver"],

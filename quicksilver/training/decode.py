@@ -112,7 +112,7 @@ class BatchDecoder:
         index = torch.arange(canvas_len - 1, device=at.device)
         positions = at[:, None] + 1 + index
         last_seen = (at + canvas_len - 1)[:, None].expand_as(positions)
-        masks = weights.masks[: canvas_len - 1].to(self.network.dtype)
+        masks = weights.masks[: canvas_len - 1].to(self.network.head.dtype)
         x = masks.expand(len(at), -1, -1)
         attention = PlacedAttention(self._cache, positions, last_seen)
         hidden = self.network.forward(x, positions, attention, weights.lora)

@@ -78,7 +78,7 @@ class SlotCache:
 
     @classmethod
     def zeros(cls, network: Network, batch: int, num_slots: int) -> SlotCache:
-        config, dtype = network.config, network.dtype
+        config, dtype = network.config, network.head.dtype
         shape = (config.num_layers, batch, config.num_kv_heads, num_slots, config.head_dim)
         return cls(*(torch.zeros(shape, device=network.device, dtype=dtype) for _ in "kv"))
 

@@ -36,7 +36,7 @@ class Attention(Protocol):
 
 
 def adapted_linear(x: Tensor, weight: Tensor, bias: Tensor | None, pair: tuple[Tensor, Tensor] | None) -> Tensor:
-    y = F.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
+    y = F.linear(x, weight, bias)
     if pair is None:
         return y
     return y + F.linear(F.linear(x, pair[0].to(x.dtype)), pair[1].to(x.dtype))
@@ -79,15 +79,10 @@ def after_attention(x: Tensor, attended: Tensor, weights: tuple[Tensor, ...], pa
 
 
 class Network:
-    """Runs the layers of a frozen Transformer with an optional LoRA on every row.
+    """Runs the layers of a frozen Transformer with an optional LoRA on every row."""
 
-    `dtype` is that of everything but the products with frozen weights; by default that of the weights. float32 keeps
-    what a LoRA adds to a product in bfloat16: it is often less than a rounding step of that product.
-    """
-
-    def __init__(self, model: Transformer, wrap: Wrap = compiled, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: Transformer, wrap: Wrap = compiled) -> None:
         self.model, self.config, self._wrap = model, model.config, wrap
-        self.dtype = dtype or model.head.weight.dtype
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         self._layers: list[Layer] = [layer for layer in model.layers if isinstance(layer, Layer)]
@@ -105,8 +100,7 @@ class Network:
         return F.embedding(token_ids, self.model.tokens.weight)
 
     def forward(self, x: Tensor, positions: Tensor, attention: Attention, lora: Lora | None = None) -> Tensor:
-        """x (batch, len, dim) and positions (batch, len) -> hidden states after the final norm, for the head."""
-        x = x.to(self.dtype)
+        """x (batch, len, dim) and positions (batch, len) -> hidden states after the final norm."""
         rotation = self.rotation(positions)
         before, after = self._wrap(before_attention, x), self._wrap(after_attention, x)
         eps = self.config.norm_eps
@@ -114,7 +108,7 @@ class Network:
             pairs = layer_pairs(lora, index)
             q, k, v = before(x, _before_weights(layer), pairs[0], rotation, self._heads, eps)
             x = after(x, attention(index, q, k, v), _after_weights(layer), pairs[1:], eps)
-        return normed(x, self.model.norm.weight, eps).to(self.head.dtype)
+        return normed(x, self.model.norm.weight, eps)
 
     def rotation(self, positions: Tensor) -> Rotation:
         cos, sin = self.model.rope(positions.reshape(-1))

@@ -1,4 +1,4 @@
-"""The network that a fine-tuning job trains on: the model as it is served, with weights that are not quantised."""
+"""The network that a fine-tuning job trains on: the model as it is served, in full precision."""
 
 from __future__ import annotations
 
@@ -20,25 +20,14 @@ def files_of(settings: TrainerSettings, name: str) -> ModelFiles:
     return settings.models[name]
 
 
-def training_device(settings: TrainerSettings) -> torch.device:
+def load_network(settings: TrainerSettings, name: str) -> Network:
     chosen = settings.device
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
-
-
-def training_dtype(device: torch.device) -> str:
-    """Number format of the frozen weights: bfloat16 on a GPU, and on a CPU with instructions for its products."""
-    known = torch.cpu.get_capabilities()
-    is_fast = device.type == "cuda" or known.get("avx512_bf16") or known.get("amx_bf16")
-    return "bfloat16" if is_fast else "float32"
-
-
-def load_network(settings: TrainerSettings, name: str, dtype: str) -> Network:
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
     model = _load_model(settings, name)
     if not all(isinstance(layer, Layer) for layer in model.layers):
         raise InvalidRequest("models with experts cannot be fine-tuned here", param="model")
-    device = training_device(settings)
-    model = model.to(device, getattr(torch, dtype)).eval()
-    return Network(model, as_written, torch.float32 if device.type == "cpu" else None)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return Network(model.to(device, dtype).eval(), as_written)
 
 
 def _load_model(settings: TrainerSettings, name: str) -> Transformer:

@@ -1,8 +1,7 @@
 """Trainer: takes one job from its files to a registered adapter.
 
-On a CPU the adapter depends on the base, the files, the hyperparameters, the seed, the number of threads and the
-number format alone, and the last two are stored with the job: a run that was killed and continued ends in the same
-bytes.
+On a CPU the adapter depends on the base, the files, the hyperparameters, the seed and the number of threads alone: a
+run that was killed and continued ends in the same bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from quicksilver.training.loop import Loop
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Optim
 from quicksilver.training.service import canvas_refresh
-from quicksilver.training.service.base_network import files_of, load_network, training_device, training_dtype
+from quicksilver.training.service.base_network import files_of, load_network
 from quicksilver.training.service.charging import StepCharges
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.faults import DataRefused
@@ -169,8 +168,8 @@ class JobRun:
         self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs + num_tokens, after)
 
     def _begin(self) -> None:
-        """Counts the attempt. A continued run has the number of threads and the number format of its first start, which
-        decide how sums are rounded."""
+        """Counts the attempt. The number of threads decides the order of sums, so a continued run must have that of its
+        first start."""
         known = self.job.facts
         attempts = int(known.get(ATTEMPTS, 0)) + (self.job.id not in self._trainer._without_store)
         self._trainer._without_store.discard(self.job.id)
@@ -180,10 +179,9 @@ class JobRun:
                 "use shorter examples or a lower rank",
                 code="trainer_lost",
             )
-        threads = self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
-        first = {"threads": threads, "dtype": training_dtype(training_device(self._settings)), **known}
-        torch.set_num_threads(int(first["threads"]))
-        self._save(facts={**first, ATTEMPTS: attempts})
+        threads = int(known.get("threads") or self._settings.threads or max(1, (os.cpu_count() or 2) // 2))
+        torch.set_num_threads(threads)
+        self._save(facts={**known, "threads": threads, ATTEMPTS: attempts})
 
     def _keep(self, loop: Loop) -> None:
         """Writes a checkpoint, after which the attempts count from zero."""
@@ -235,7 +233,7 @@ class JobRun:
         return Tokenizer.for_model(self.files.weights, self.files.skill)
 
     def _network(self) -> Network:
-        return load_network(self._settings, str(self.job.reply["model"]), str(self.job.facts["dtype"]))
+        return load_network(self._settings, str(self.job.reply["model"]))
 
     def _measure_before(self, results: Results, task: JobTask, data: JobData) -> None:
         if "before" not in self.job.facts:

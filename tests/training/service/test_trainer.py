@@ -26,7 +26,6 @@ from quicksilver.training.corpus import OverlapCheck
 from quicksilver.training.formats import Formatter
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.service import trainer as trainer_module
-from quicksilver.training.service.base_network import training_dtype
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.measure import losses
@@ -53,8 +52,7 @@ def adapter(shop: Shop, name: str) -> Path:
 
 
 def valid_loss(model: Transformer, base: ModelFiles) -> float:
-    """The mean loss of the validation lines, in the number format of training."""
-    model = model.to(getattr(torch, training_dtype(torch.device("cpu"))))
+    """The mean loss of the validation lines."""
     formatter = Formatter(Tokenizer.load(base.weights), 256)
     examples = read_examples(chat_lines(10), "supervised", formatter, OverlapCheck(()), "training_file")
     rows = LoraRows(Network(model, as_written), examples, StepPlan(10, 1, 1, 0), 1)
@@ -176,15 +174,11 @@ def test_an_interrupted_job_ends_in_the_same_bytes(shop: Shop) -> None:
     assert sorted(steps) == list(range(1, 9))
 
 
-def test_a_continued_job_has_the_threads_and_the_number_format_of_its_start(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer_module, "training_dtype", lambda device: "float32")
+def test_a_continued_job_has_the_threads_of_its_start(shop: Shop) -> None:
     whole, cut = (shop.create(chat_lines(), hyperparameters=SHORT) for _ in range(2))
     shop.run()
     stop = StopAfter(3)
     shop.run("first", signals=stop.signals, watch=stop)
-    monkeypatch.setattr(trainer_module, "training_dtype", lambda device: "bfloat16")
     shop.settings = replace(shop.settings, threads=2)
     shop.run("last")
     assert torch.get_num_threads() == 1
