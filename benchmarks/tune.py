@@ -121,8 +121,7 @@ def main() -> None:
         results = measure(given, Path(folder))
     settings = {name: value for name, value in vars(given).items() if name != "out"}
     cpu = torch.cpu.get_capabilities()
-    hardware = {"cpu": cpu["cpu_name"], "has_bf16": cpu.get("avx512_bf16", False) or cpu.get("amx_bf16", False)}
-    hardware |= {"cores": os.cpu_count(), "torch": torch.__version__}
+    hardware = {"cpu": cpu["cpu_name"], "cores": os.cpu_count(), "torch": torch.__version__}
     priority = {"niceness": os.nice(0), "policy": os.sched_getscheduler(0)}
     loads = {"load_before": load, "load_after": [round(each, 2) for each in os.getloadavg()]}
     text = json.dumps({**facts, **hardware, **priority, **loads, "settings": settings, **results}, indent=1)

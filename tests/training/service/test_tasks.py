@@ -102,6 +102,29 @@ def test_log_probs_equal_those_of_each_document_alone(network: Network) -> None:
     assert found == pytest.approx([log_prob(network, doc) for doc in DOCUMENTS], rel=1e-4)
 
 
+def test_a_shared_prefix_leaves_the_gradients_as_they_are(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    docs = [document(1, 8, 9, 10, 11, 20 + i, 30 + i, 31, 2, prompt_len=6) for i in range(5)]
+    task = SupervisedTask(network, [Example(doc) for doc in docs], StepPlan(5, 5, 1, 0), rank=4)
+    torch.manual_seed(0)
+    for name, tensor in task.parameters.items():
+        if name.endswith("B"):
+            torch.nn.init.normal_(tensor, std=0.05)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        for tensor in task.parameters.values():
+            tensor.grad = None
+        task.step(0)
+        return {name: tensor.grad for name, tensor in task.parameters.items() if tensor.grad is not None}
+
+    assert shared_len(docs) == 5
+    found = gradients()
+    monkeypatch.setattr(tasks, "shared_len", lambda documents: 0)
+    wanted = gradients()
+    assert found.keys() == task.parameters.keys()
+    for name, gradient in found.items():
+        assert float((gradient - wanted[name]).norm()) < 1e-5 * float(wanted[name].norm()), name
+
+
 def test_supervised_loss_is_the_mean_over_answer_tokens(network: Network) -> None:
     task = SupervisedTask(network, [Example(doc) for doc in DOCUMENTS], StepPlan(3, 3, 1, 0), rank=4)
     report = task.step(0)
