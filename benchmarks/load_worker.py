@@ -17,7 +17,7 @@ from benchmarks.load_engine import device_waits
 from benchmarks.phase_clock import PhaseClock, SharedSeconds
 from quicksilver.worker import program, protocol
 from quicksilver.worker.async_engine import AsyncEngine
-from quicksilver.worker.server import _Connection
+from quicksilver.worker.server import Connection
 
 
 def measure_phases(path: Path) -> PhaseClock:
@@ -32,7 +32,7 @@ def measure_phases(path: Path) -> PhaseClock:
 
     AsyncEngine.__init__ = start_timed  # type: ignore[method-assign]
     AsyncEngine._deliver = engine_clock.timed("emit", AsyncEngine._deliver)  # type: ignore[method-assign]
-    _Connection.take = loop_clock.timed("socket", _Connection.take)  # type: ignore[method-assign]
+    Connection.take = loop_clock.timed("socket", Connection.take)  # type: ignore[method-assign]
     protocol.pack = loop_clock.timed("socket", protocol.pack)
     return engine_clock
 
