@@ -1,7 +1,7 @@
-"""How a request is decoded (`DecoderParams`), and how a checkpoint predicts masked positions (`Dialect`), as immutable
-records. `core` exports the names of the first.
+"""How a request is decoded (`DecoderParams`, exported by `core`), and the `Dialect` of a checkpoint. Standard library.
 
-Standard library only.
+A dialect is how the checkpoints of a family predict masked positions: what their rows attend to, which position a row
+predicts, the length of blocks, the mask token, and the decoders that work with them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ ADAPTER_DECODERS = (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE, 
 
 
 class ContextKind(StrEnum):
-    """What the row of a committed token attends to. Its KV can be kept as soon as all of that is final."""
+    """What the row of a committed token attends to. Its KV can be kept once all tokens that it attends to are final."""
 
     CAUSAL = "causal"  # everything up to itself
     BLOCK = "block"  # everything up to the end of its block; blocks are counted from position 0
@@ -91,7 +91,7 @@ class ContextKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a checkpoint predicts masked positions. The default is an autoregressive model with a canvas adapter."""
+    """See the module. The default is an autoregressive model with a canvas adapter."""
 
     context: ContextKind = ContextKind.CAUSAL
     # The row of position p predicts token p + 1; otherwise it predicts token p.

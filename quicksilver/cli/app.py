@@ -34,7 +34,7 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("generate", "generate", "generate", "Continue a text, or answer it with --chat."),
     Command("chat", "chat", "chat", "Chat with a model in the terminal, or with a running server."),
-    Command("serve", "serve", "serve", "Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."),
+    Command("serve", "serve", "serve", "Serve a model over HTTP: OpenAI's API, Inception's (Mercury), a playground."),
     Command(
         "route",
         "route",

@@ -49,6 +49,7 @@ def up(
     if serve:
         from quicksilver.cli.app import main
 
+        # The file names all models, so the catalogue adds none (no companion, the code model of a chat model).
         models = [word for model in found.models for word in ("--model", model.model)]
         main(
             ["serve", "--cluster", str(file), "--no-companion", *models, *(["--config", str(config)] if config else [])]

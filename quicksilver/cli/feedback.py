@@ -46,7 +46,7 @@ def capture(
 @feedback.command("export")
 def export(
     target: Annotated[Path, typer.Argument(help="File to write, one JSON object per line.")],
-    kto: Annotated[bool, typer.Option("--kto", help="Lines for a KTO job, which is the only form.")] = True,
+    kto: Annotated[bool, typer.Option("--kto", help="Write lines for a KTO job, the only format.")] = True,
     project: Project = "",
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,

@@ -124,7 +124,7 @@ Adapters = Annotated[
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
 Weights = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"],
-    typer.Option(envvar="QUICKSILVER_WEIGHTS", help="Number format: int8 on a CPU, fp8 or int4 on a GPU."),
+    typer.Option(envvar="QUICKSILVER_WEIGHTS", help="Number format; int8 on a CPU only, fp8 and int4 on a GPU only."),
 ]
 Matmul = Annotated[
     Literal["fastest", "batch_invariant"],

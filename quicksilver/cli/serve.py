@@ -113,7 +113,7 @@ def serve(
     cuda_graphs: options.CudaGraphs = options.ENGINE.cuda_graphs,
     config: ConfigFile = None,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
+    """Serve a model over HTTP: the APIs of OpenAI and of Inception (Mercury), and the playground at /."""
     log_to_stderr(log_level, log_format)
     models, companions = with_companions(model) if companion else (list(model), {})
     tables: dict[str, dict[str, Any]] = context.obj or {}

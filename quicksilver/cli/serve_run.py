@@ -1,4 +1,4 @@
-"""Runs the server of one `serve` command: engine workers, helper processes, accounts, listeners."""
+"""Runs the server of one `serve` command: engine workers, helper processes, accounts, hybrid routing, listeners."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def _served_model(
     engines: Mapping[str, EngineClient],
     served: Mapping[str, ServedModel],
 ) -> ServedModel:
-    """An adapter with the tokens of its base shares the tokenizer and the encoders of the base."""
+    """An adapter shares tokenizer and encoders with its base if both or neither have a skill, which adds tokens."""
     engine = served_engine(model, engines)
     base = next((each for each in settings.models if each.files.name == model.base), None)
     if base is not None and (base.files.skill is None) == (model.files.skill is None):

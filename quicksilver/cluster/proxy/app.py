@@ -356,7 +356,7 @@ class Routing:
         await send({"type": "http.response.body", "body": b""})
 
     def _failure_event(self) -> bytes:
-        """Ends an event that may be incomplete, then sends the error in the dialect of the request."""
+        """Ends an event that may be incomplete, then sends the error in the form of the request's API."""
         path = self._scope["path"]
         payload = envelope_for(path, ServerError("The server failed while it answered; retry."))
         is_named = path.startswith("/v1/messages")

@@ -85,7 +85,7 @@ async def run_route(
             make_listener(app, listener.host, listener.port, listener),
             make_listener(build_admin(app), listener.admin_host, listener.admin_port, listener),
         )
-        collect_rarely()
+        collect_rarely()  # garbage collection
         serving = [asyncio.create_task(each.serve()) for each in listeners]
         tasks = [asyncio.create_task(stop_on_signal(listeners, listener, app.open_requests))]
         tasks.append(asyncio.create_task(trim_memory()))

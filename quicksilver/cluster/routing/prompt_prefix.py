@@ -2,7 +2,7 @@
 
 The first key is the hash of the leading text: tools, system prompt, messages, in the order in which a chat template
 writes them. The second one is the hash of the conversation up to its first user message; it keeps a conversation on one
-replica if the replica of its prefix is overloaded. Every API dialect of the server is read; a body that is not
+replica if the replica of its prefix is overloaded. The bodies of all APIs of the server are read; a body that is not
 understood has no keys.
 """
 

@@ -1,10 +1,10 @@
-"""One package per group of endpoints: what a dialect reads, how it plans a reply, and how it writes the reply.
+"""One package per group of endpoints: what an API reads, how it plans a reply, and how it writes the reply.
 
-To add a dialect, add one package here with
+To add an API, add one package here with
 
 - `wire.py`: the request body, a `GenerationBody` with a bound on every number and list, and the replies as TypedDicts;
 - `plan.py`: the body -> a `ReplyPlan`. Build one `AnswerRequest` per prompt with the `read_*` functions of
-  `generation.plan`, encode with `services.prompts`, and return `plan_reply(prefix, body.model, answers)`. A dialect
+  `generation.plan`, encode with `services.prompts`, and return `plan_reply(prefix, body.model, answers)`. An API
   that is equivalent to a chat body translates its body and calls `chat.plan.plan_chat`;
 - `format.py`: a `ReplyFormat` with `whole(answers)` for a reply in one piece and `chunks(index, piece)` for a stream.
   `begin`, `end`, `failure`, `encode` and `last_bytes` default to OpenAI's events;

@@ -1,8 +1,7 @@
 """respond: the one way from a plan to an HTTP reply, whole or streamed, for every endpoint that generates.
 
 An endpoint supplies a ReplyFormat. Reservation, replay of an Idempotency-Key, disconnects, errors inside a stream and
-charging are handled here and in `job`. Two headers, which every API dialect can send, say how a request waits for the
-engine:
+charging are handled here and in `job`. Two headers, for all APIs, say how a request waits for the engine:
 
 | header | value |
 |---|---|
@@ -67,7 +66,7 @@ class StreamableBody(Protocol):
 
 
 class ReplyFormat(ABC):
-    """How one dialect writes one reply. Streams are OpenAI's unless a subclass overrides `encode` and `last_bytes`."""
+    """How one API writes one reply. Streams are OpenAI's unless a subclass overrides `encode` and `last_bytes`."""
 
     last_bytes = DONE
     stream_type: type[EventStream] = EventStream

@@ -1,4 +1,4 @@
-"""Token counts of a reply in both dialects at once: Mercury's five flat keys and OpenAI's detail objects."""
+"""Token counts of a reply in the forms of both APIs: Mercury's five flat keys and OpenAI's detail objects."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ async def require_key(request: Request) -> None:
     accounts = services_of(request).accounts
     identity = await accounts.authenticate(bearer_of(request)) if accounts else None
     if trust := request.scope.get(TRUST):
-        trust()
+        trust()  # the connection is no longer closed to make room for others
     # On this listener an admin key is limited to its own tenant.
     request.state.caller = Caller(identity.as_tenant if identity else None)
 

@@ -1,4 +1,4 @@
-"""Errors as the error envelope of the request's dialect, with the headers that tell a client whether to retry."""
+"""Errors as the error envelope of the request's API, with the headers that tell a client whether to retry."""
 
 from __future__ import annotations
 

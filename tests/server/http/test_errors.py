@@ -1,4 +1,4 @@
-"""The envelope of an error in each dialect, the headers about retries, and the place of an invalid field."""
+"""The envelope of an error in each API, the headers about retries, and the place of an invalid field."""
 
 from __future__ import annotations
 

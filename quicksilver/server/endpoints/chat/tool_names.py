@@ -1,4 +1,4 @@
-"""Names of tools that other dialects allow to be longer than those of a chat body."""
+"""Names of tools that other APIs allow to be longer than those of a chat body."""
 
 from __future__ import annotations
 

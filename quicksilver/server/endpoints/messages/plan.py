@@ -1,4 +1,4 @@
-"""A Messages body -> the equivalent chat body, so that both dialects are planned by the same code."""
+"""A Messages body -> the equivalent chat body, so that both APIs are planned by the same code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/v1/messages`: Anthropic's dialect. The body is planned as a chat body; the reply has a format of its own."""
+"""`/v1/messages`: Anthropic's API. The body is planned as a chat body; the reply has a format of its own."""
 
 from __future__ import annotations
 

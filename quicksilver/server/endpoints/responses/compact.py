@@ -27,7 +27,7 @@ MAX_SUMMARY_TOKENS = 2048
 
 
 async def plan_compaction(body: CompactBody, turn: ResponseTurn, services: Services, tenant: str) -> ReplyPlan:
-    messages = [*read_turns(body, turn.past), {"role": "user", "content": REQUEST}]
+    messages = [*read_turns(body, turn.checked_history), {"role": "user", "content": REQUEST}]
     fields = {"model": body.model, "messages": messages, "max_tokens": MAX_SUMMARY_TOKENS, "reasoning_effort": "none"}
     chat = validate(ChatBody, fields)
     plan = await plan_chat(chat, services, tenant)

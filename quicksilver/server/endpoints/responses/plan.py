@@ -1,4 +1,4 @@
-"""A Responses body -> the equivalent chat body, so that both dialects are planned by the same code.
+"""A Responses body -> the equivalent chat body, so that both APIs are planned by the same code.
 
 Custom tools are function tools with one text to the chat template; the grammar requires their input as plain text.
 Tools of a namespace are function tools whose name begins with that of the namespace.

@@ -1,4 +1,4 @@
-"""`/v1/responses`: OpenAI's newer dialect. The body is planned as a chat body; the reply has a format of its own."""
+"""`/v1/responses`: OpenAI's newer API. The body is planned as a chat body; the reply has a format of its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def responses(request: Request) -> Response:
     body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
     tenant = caller_of(request).tenant
     turn = await open_turn(body, services.storage, tenant)
-    plan = await plan_response(body, services, tenant, turn.past)
+    plan = await plan_response(body, services, tenant, turn.checked_history)
     form = ResponsesFormat(plan, body, services, turn)
     if body.background:
         job = open_job(request, services, body, plan)
@@ -83,7 +83,7 @@ async def count_input_tokens(request: Request) -> Response:
     body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
     tenant = caller_of(request).tenant
     turn = await open_turn(body, services.storage, tenant)
-    chat = as_chat(body, turn.past)
+    chat = as_chat(body, turn.checked_history)
     prompt = await render(chat, read_tools(chat), read_effort(chat, services), services, tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
 

@@ -49,11 +49,11 @@ class ResponseTurn:
     items: list[Item] = field(default_factory=list)
     # The items before them.
     history: list[Item] = field(default_factory=list)
-    # The same, checked.
-    past: list[InputItem] = field(default_factory=list)
+    # `history`, parsed and checked.
+    checked_history: list[InputItem] = field(default_factory=list)
 
     def to_store(self, reply: Mapping[str, Any], leased_by: str = "") -> StoredReply | None:
-        """The response, and what it adds to its conversation."""
+        """The response, and what it adds to its conversation. `leased_by`: the process of a background response."""
         stored = [self.stored(reply)] if self.is_stored else []
         if self.conversation is not None:
             stored += stored_items(self.conversation, [*self.items, *reply["output"]])
@@ -99,7 +99,7 @@ async def open_turn(body: CompactBody, storage: Storage, owner: str) -> Response
     if bounds.is_cut:
         # One message is left for the instructions.
         turn.history = turn.history[-max(1, MAX_ITEMS - len(turn.items) - 1) :]
-    turn.past = await off_loop(bounds.num_read, lambda: parse_items(turn.history, "previous_response_id"))
+    turn.checked_history = await off_loop(bounds.num_read, lambda: parse_items(turn.history, "previous_response_id"))
     return turn
 
 

@@ -1,6 +1,6 @@
 """response_format: JSON objects, schemas, expressions and grammars, and the check before the last chunk.
 
-Tools and tool_choice in both dialects: optional and required calls, and calls in replies.
+Tools and tool_choice in both APIs: optional and required calls, and calls in replies.
 """
 
 from __future__ import annotations

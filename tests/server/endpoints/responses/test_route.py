@@ -1,4 +1,4 @@
-"""/v1/responses: items, events, and the chat request that both dialects share."""
+"""/v1/responses: items, events, and the chat request that both APIs share."""
 
 from __future__ import annotations
 
