@@ -33,9 +33,9 @@ class Sequence:
     """The working state of one request: committed tokens, cached KV, canvas and counters. Changed by the engine after
     every forward. A backend only reads it, except for the cached `page_ids`.
 
-    Invariants: the KV of `tokens[:kv_len]` is final (a stale prefix: kept for its block) and stored in `pages`. Between
-    forwards at most `dialect.max_kept(len(tokens))` tokens are cached: where the last token's row predicts the next
-    one, it is not.
+    Invariants: `pages` store the KV of `tokens[:kv_len]`, which is final (except with `Dialect.has_stale_prefix`). At
+    most `dialect.max_kept(len(tokens))` tokens are cached between forwards. In a causal dialect that excludes the last
+    token: its row predicts the next token, so it is computed in the next forward.
     """
 
     request: Request
@@ -62,7 +62,7 @@ class Sequence:
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
     draft_limit: int = 0  # longest draft from a prediction; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
-    runs_alone: bool = False  # until the first Delta of a forward
+    runs_alone: bool = False  # no other sequence runs in its forwards; reset when a forward has produced a Delta
     start_by: float = 0.0  # time of the queue's clock after which a request that has not run is refused; 0: never
 
     # Results
@@ -80,8 +80,8 @@ class Sequence:
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
-    rounds: int = 0
-    predicted: int = 0
+    rounds: int = 0  # number of drafts
+    predicted: int = 0  # accepted tokens of drafts from the request's prediction
     acceptance: list[int] = field(default_factory=list)  # number of drafts by the number of their accepted tokens
     migrated: int = 0
     created_at: float = field(default_factory=time.perf_counter)

@@ -25,7 +25,7 @@ from quicksilver.diffusion.sample import Proposal, random_tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Denoise:
+class CanvasDecoder:
     params: DecoderParams
     dialect: Dialect
     seed: int = 0
@@ -61,8 +61,8 @@ class Denoise:
         return Decision([], after)
 
     def advance(self, canvas: Canvas, count: int) -> Canvas | None:
-        """The canvas after its first `count` tokens were committed: random tokens enter at its end. None if it held no
-        others."""
+        """The canvas after its first `count` tokens were committed: random tokens enter at its end. None if all of its
+        tokens were committed."""
         assert canvas.noisy_ids is not None
         if count >= len(canvas.token_ids):
             return None

@@ -37,6 +37,7 @@ class Confidence(CanvasOrBlock):
     def _choose(self, canvas: Canvas, proposal: Proposal) -> Tensor:
         params, is_masked = self.params, canvas.is_masked
         if params.rule is CommitRule.STATIC:
+            # The step of a sliding canvas grows without end, so the schedule of `steps` steps repeats.
             num = unmask.static_count(int(is_masked.sum()), params.steps - canvas.step % params.steps)
             return unmask.most_confident(proposal.confidence, is_masked, num)
         if params.rule is CommitRule.DYNAMIC:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
-from quicksilver.diffusion.canvas import Denoise
+from quicksilver.diffusion.canvas import CanvasDecoder
 from quicksilver.diffusion.confidence import Confidence
 from quicksilver.diffusion.decoder import Decoder
 from quicksilver.diffusion.edit import Edit
@@ -25,7 +25,7 @@ def make_decoder(params: DecoderParams, dialect: Dialect = AUTOREGRESSIVE, seed:
     if params.name is DecoderName.WINDOW:
         return Window(params, dialect)
     if params.name is DecoderName.CANVAS:
-        return Denoise(params, dialect, seed)
+        return CanvasDecoder(params, dialect, seed)
     return Edit(params, dialect)
 
 

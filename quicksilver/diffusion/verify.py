@@ -5,8 +5,8 @@ the same weights. Draft tokens are accepted up to the first one that differs fro
 The first proposal of the draft forward also comes from a causal row, so every committed token is the token of the
 autoregressive model. With a canvas of one position this is plain autoregression.
 
-A dialect with a draft seed (Nemotron-Labs-Diffusion) drafts differently: the last committed token is a row of the
-canvas, and each masked row predicts its own position.
+A dialect with a draft seed (Nemotron-Labs-Diffusion) drafts differently: the last committed token, the seed, is a row
+of the canvas, and each masked row predicts its own position.
 
 Prompt lookup extends a draft: if the last tokens occurred earlier in the text, the tokens that followed them are the
 draft. Code, JSON and edits often copy long spans of the prompt, longer than the number of tokens that a canvas predicts
@@ -40,7 +40,7 @@ class Verify:
     def open(self, max_tokens: int, place: Place = START) -> Canvas:
         canvas_len = min(self.params.canvas_len, max_tokens)
         if self.dialect.has_draft_seed and canvas_len > 1:
-            return replace(Canvas.blank(canvas_len - 1), num_fixed=1)
+            return replace(Canvas.blank(canvas_len - 1), num_fixed=1)  # the draft seed
         return Canvas.blank(canvas_len)
 
     def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:

@@ -4,7 +4,7 @@ Each row attends to itself and the rows before it. Their order is not that of th
 then the masks, each with its true position. So every mask attends to all filled positions. A position is filled if its
 entropy, plus a penalty for its distance from the first mask, is below `entropy_bound`; the best one always is. The
 leading filled run is committed at once: its KV depends on the text before it only, so the next forward computes the
-same KV as context rows. As many masks enter one forward later.
+same KV as context rows. As many masks enter after that forward, so that every forward has the same number of rows.
 """
 
 from __future__ import annotations

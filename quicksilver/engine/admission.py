@@ -1,6 +1,6 @@
 """Refuses requests that can never finish, or with numbers that the engine cannot honour.
 
-Each refusal names the field and says what to change. A request that passes fits an empty engine, whatever its kind.
+Each refusal names the field and says what to change. A request that passes fits an empty engine, also a score request.
 TenantLoad refuses the requests of a tenant that has much work open while other tenants are active.
 """
 
@@ -35,7 +35,7 @@ def check_request(request: Request, info: EngineInfo, dialect: Dialect = AUTOREG
 
 def in_dialect(request: Request, dialect: Dialect) -> Request:
     """The request as a checkpoint of this dialect must decode it: the decoder of the dialect if none was chosen, its
-    stop tokens, and no mask token in the answer."""
+    stop tokens unless the request has none (`ignore_eos`), and no mask token in the answer."""
     if dialect == AUTOREGRESSIVE:
         return request
     params = request.params

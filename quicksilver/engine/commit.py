@@ -26,7 +26,7 @@ from quicksilver.core import (
     TokenConstraint,
     TokenLogprob,
 )
-from quicksilver.diffusion.canvas import Denoise
+from quicksilver.diffusion.canvas import CanvasDecoder
 from quicksilver.diffusion.decoder import Canvas, Decision, Place, stop_early, truncate
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.score import Scorer
@@ -75,7 +75,7 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     _check_finite(outcome)
     assert sequence.canvas is not None
     assert work.tail is not None
-    is_predicted = sequence.canvas.is_predicted
+    is_predicted = sequence.canvas.is_predicted  # copied from the request's prediction
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
     num_accepted = decision.num_accepted
@@ -91,10 +91,10 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
         sequence.count_draft(num_kept, num_verified, is_predicted=is_predicted)
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
-    # A last context row that predicts the next token keeps no KV, even if nothing was committed: it runs again.
+    # `num_kept` drops the KV of a last row that predicts the next token, also if nothing was committed.
     num_computed, num_tokens = work.end + decision.num_accepted, len(sequence.tokens)
     sequence.kv_len = sequence.dialect.num_kept(num_computed, num_tokens, sequence.num_prompt)
-    # The best canvas length depends on what canvases predict, so other drafts are not reported.
+    # The scheduler picks the canvas length by the accepted drafts of canvases; drafts of a prediction do not count.
     return CommitResult(_events(sequence, new), 0 if is_predicted else num_verified, num_accepted)
 
 
@@ -132,7 +132,7 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
         return replace(decision, commit=decision.commit[:legal], canvas=None)
     if decision.canvas is None or decision.commit or decision.canvas.is_draft:
         return decision
-    if isinstance(sequence.decoder, Denoise):
+    if isinstance(sequence.decoder, CanvasDecoder):
         return _legal_run(sequence.constraint, sequence.decoder, decision.canvas)
     before = sequence.canvas
     assert before is not None
@@ -143,7 +143,7 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
     return replace(decision, canvas=canvas)
 
 
-def _legal_run(constraint: TokenConstraint, decoder: Denoise, canvas: Canvas) -> Decision:
+def _legal_run(constraint: TokenConstraint, decoder: CanvasDecoder, canvas: Canvas) -> Decision:
     """Under a grammar a random canvas commits the leading tokens that are accepted and legal; the rest moves up. The
     first token obeys the bitmask: if it is not legal, only the shortest completion of the grammar still fits."""
     run = canvas.token_ids[: canvas.num_decided].tolist()
@@ -227,7 +227,7 @@ def _after_forced(sequence: Sequence, forced: list[int]) -> Canvas | None:
     canvas = sequence.canvas
     if canvas is None or not forced:
         return canvas
-    if isinstance(sequence.decoder, Denoise):
+    if isinstance(sequence.decoder, CanvasDecoder):
         return sequence.decoder.advance(canvas, len(forced))
     if canvas.is_draft and canvas.token_ids[: len(forced)].tolist() == forced:
         return _shorten(canvas, len(forced), len(canvas.token_ids))

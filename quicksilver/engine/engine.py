@@ -100,7 +100,7 @@ class Engine:
         self._events: list[StepEvent] = []
         self._counts: Counter[str] = Counter()
         if backend.persistent is not None:
-            backend.persistent.before_wait = self._launch_rounds
+            backend.persistent.before_wait = self._launch_rounds  # a round is one decoding step of all slots
 
     @property
     def has_work(self) -> bool:

@@ -28,7 +28,7 @@ def page_hash(previous: bytes, token_ids: Seq[int]) -> bytes:
 
 def prefix_hashes(sequence: Sequence, page_size: int, num_tokens: int) -> list[bytes]:
     """Hashes of the full pages within the first `num_tokens` tokens. `sequence.hashes` keeps the chain, so each page
-    is hashed once. None where KV depends on the whole text."""
+    is hashed once. Empty if KV depends on the whole text."""
     num_tokens = 0 if sequence.dialect.is_full else num_tokens
     while (len(sequence.hashes) + 1) * page_size <= num_tokens:
         start = len(sequence.hashes) * page_size

@@ -7,12 +7,12 @@ import torch
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import Dialect
-from quicksilver.diffusion.canvas import Denoise, step_temperature
+from quicksilver.diffusion.canvas import CanvasDecoder, step_temperature
 from quicksilver.diffusion.decoder import Place, stop_early
 from quicksilver.diffusion.sample import Proposal
 
 PARAMS = DecoderParams(DecoderName.CANVAS, canvas_len=4, steps=5, entropy_bound=0.5, stop_entropy=0.2)
-DECODER = Denoise(PARAMS, Dialect(noise_vocab=50), seed=3)
+DECODER = CanvasDecoder(PARAMS, Dialect(noise_vocab=50), seed=3)
 PLACE = Place(10, 4)
 
 
@@ -33,7 +33,7 @@ def test_a_canvas_is_whole_and_random_and_depends_on_seed_and_position() -> None
     assert len(canvas.token_ids) == 4
     assert DECODER.tail(canvas).token_ids == tuple(canvas.token_ids.tolist())
     assert DECODER.open(9, PLACE).token_ids.tolist() == canvas.token_ids.tolist()
-    others = [Denoise(PARAMS, DECODER.dialect, seed=4).open(2, PLACE), DECODER.open(2, Place(14, 4))]
+    others = [CanvasDecoder(PARAMS, DECODER.dialect, seed=4).open(2, PLACE), DECODER.open(2, Place(14, 4))]
     assert all(other.token_ids.tolist() != canvas.token_ids.tolist() for other in others)
     assert 0 <= min(canvas.token_ids) <= max(canvas.token_ids) < 50
 

@@ -1,7 +1,7 @@
 """Attention of a block of rows: the query heads of one KV head over the cached prefix and a span of the batch.
 
-The rows of a block have the same prefix, so a page in the first-level cache serves all of them. Every row visits its
-keys in order of position, prefix first, so its reduction order depends neither on the block nor on the batch.
+All rows of a block have one segment (sequence) and one prefix, so a page in the first-level cache serves all. A row
+visits its keys in order of position, prefix first, so its reduction order depends neither on the block nor the batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum
 
 _scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
 _sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
-# One head of 64 has too few sums to keep the multipliers busy.
+# Three query heads at once: one head of dimension 64 has too few independent sums to keep the multipliers busy.
 _sum_64_of_3 = make_value_sum(4, num_heads=3)
 
 

@@ -1,4 +1,4 @@
-"""Fixed host and device buffers of captured graphs: the rows of a forward, and the proposing rows of a head."""
+"""Fixed host and device buffers of captured graphs: the rows of a forward, and those that the head predicts from."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ class StreamMarker:
 class RowBuffers:
     """The inputs of one row bucket: pinned on the host, at fixed addresses on the device, copied in three transfers."""
 
+    # `gate` is 1 on canvas rows, which turns the canvas adapter on for them.
     NAMES = ("token_ids", "mask_index", "positions", "slots", "prefix_end", "span_start", "span_end", "gate")
 
     def __init__(
@@ -73,7 +74,7 @@ class RowBuffers:
         page_size: int,
         tree_slots: Tensor | None = None,
     ) -> None:
-        """`pages`: the page table on the host and on the device."""
+        """`pages`: the page table on the host and on the device. `tree_slots`: of a draft tree, see `RowTables`."""
         self.host_pages, device_pages = pages
         self.host = torch.zeros(len(self.NAMES), num_rows, dtype=torch.int32, pin_memory=uses_pinned_memory())
         self.host_tiles = torch.zeros(num_tiles, 3, dtype=torch.int32, pin_memory=uses_pinned_memory())

@@ -21,7 +21,7 @@ from quicksilver.diffusion.score import Scorer
 # Biased and banned tokens per row. Chat answers ban the special tokens that must not appear: 15 for nano, 18 for
 # coder-1.5b.
 NUM_BIAS = 32
-# Distinct biases whose numbers a table keeps.
+# Distinct sets of biases that a table remembers. Each set has a number, by which equal sets are recognised.
 MAX_BIASES = 1024
 
 
@@ -34,13 +34,13 @@ class SamplingOptions(NamedTuple):
     is_masked: bool = False
 
 
-# Captured at start: served chats have bans, and a capture between requests would delay all of them. Rounds use these
-# variants only.
+# Captured at start: served chats have bans, and a capture between requests would delay all of them. Verify rounds that
+# run as one graph (`rounds.py`) use these variants only.
 UNMASKED_OPTIONS = tuple(
     SamplingOptions(is_sampled, is_biased) for is_sampled in (False, True) for is_biased in (False, True)
 )
-# For heads that the host drives. Rounds run ahead of the host, where the grammar's state is not known yet. Captured at
-# start as well: each is a graph of three small launches.
+# For forwards that the host launches one by one. Rounds run ahead of the host, where the grammar's state is not known
+# yet. Captured at start as well: each is a graph of three small launches.
 MASKED_OPTIONS = tuple(SamplingOptions(is_sampled, is_biased=True, is_masked=True) for is_sampled in (False, True))
 
 
@@ -88,8 +88,8 @@ class BiasTable:
         self._pairs = [(host, host.to(device, copy=True)) for host in (host_ids, host_values, host_tiles)]
         # numpy views are cheaper to write than tensors.
         self._ids, self._values, self._tiles = host_ids.numpy(), host_values.numpy(), host_tiles.numpy()
-        # Bias -> its number; 0 is no bias. Most requests have the same bans, so most rows already hold what is
-        # written.
+        # Set of biases -> its number; 0 is the empty set. Most requests have the same bans, so most rows already hold
+        # what is written.
         self._numbers: dict[object, int] = {}
         self._number_of_row = [0] * num_rows
         self._is_sent = True

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 
 _mode = 0
-# The next kernel is launched before this one waits, because it has many weights to prefetch.
-_EARLY = 2
+# Value of PDL: each kernel launches the next one before it waits, so that a next kernel with many weights prefetches.
+_LAUNCH_FIRST = 2
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def prefetch_rows(w, rows, K, begin, LINES: tl.constexpr, PDL: tl.constexpr):
 def pdl_launches(is_on: bool, *, is_early: bool = False) -> Iterator[None]:
     """Launches inside the context use PDL if the GPU supports it (Hopper and later)."""
     global _mode
-    mode = _EARLY if is_early else 1
+    mode = _LAUNCH_FIRST if is_early else 1
     previous, _mode = _mode, mode if is_on and _supports_pdl() else 0
     try:
         yield
