@@ -67,7 +67,7 @@ class HandOver:
 
     @property
     def request_id(self) -> str:
-        """The row that exists before."""
+        """The id of the row that is closed."""
         return self.close.request_id
 
 
@@ -76,7 +76,7 @@ Entry = Reserve | Checkpoint | Close | HandOver
 
 @dataclass(slots=True)
 class LedgerRow:
-    """One request in the ledger."""
+    """One request in the ledger. The fields are the columns of the table, which has integers (0 or 1) for booleans."""
 
     request_id: str
     path: str
@@ -88,13 +88,13 @@ class LedgerRow:
     max_output: int
     price: Price
     reserved: int
-    is_rated: int
-    has_claim: int
+    is_rated: int  # the request counts towards per-minute limits
+    has_claim: int  # the request holds its Idempotency-Key: its reply is saved for that key
     state: str = State.OPEN
     closed_at: int | None = None
     closed_by: str | None = None
-    wire_tokens: int | None = None
-    wire_cached: int | None = None
+    wire_tokens: int | None = None  # answer tokens sent, by the last checkpoint
+    wire_cached: int | None = None  # cached input tokens, by the last checkpoint
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

@@ -1,6 +1,7 @@
 """Numbered schema migrations. Each runs once, in order, in the transaction that records it.
 
-Never edit a migration that has shipped; add the next one. The SQL runs on SQLite and on PostgreSQL.
+Never edit a migration that has shipped; add the next one. The SQL runs on SQLite and on PostgreSQL. The first migration
+names the table of accounts `purses`; the second one renames it. `entries.LedgerRow` describes the ledger's columns.
 """
 
 from __future__ import annotations
@@ -125,8 +126,7 @@ _TYPES = {
 }
 
 
-# `accounts` was named `purses`, and `heartbeat` was named `beat`, until version 2. Foreign keys, indexes and checks
-# follow a renamed table on both databases.
+# Foreign keys, indexes and checks follow a renamed table on both databases.
 _V2 = """
 ALTER TABLE purses RENAME TO accounts;
 ALTER TABLE rate_buckets RENAME COLUMN purse_id TO account_id;

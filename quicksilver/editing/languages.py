@@ -11,7 +11,7 @@ from typing import Any
 _FUNCTION, _TYPE, _SPACE, _KEY = "function", "type", "namespace", "key"
 # The share of the best score from which a language is a candidate. Each candidate of a text with errors is parsed.
 _LIKELY = 0.5
-# Of a text whose language is guessed. The hints are counted up to a few matches, so a longer sample tells no more.
+# Leading characters by which a language is guessed. A longer sample adds nothing: only a few matches are counted.
 _SAMPLE_CHARS = 12_000
 
 
@@ -31,11 +31,11 @@ class Language:
     line_comment: str = "//"
     # Node types of variables. They are definitions if their value is a function, class or object.
     variables: frozenset[str] = field(default_factory=frozenset)
-    # A value that may be the whole body of a function, such as after `=>`; empty if there is no such body.
+    # What stands for an omitted function body that is an expression (`=> value`); empty if there are no such bodies.
     elided_value: str = ""
     # Functions of one name and scope may differ in their parameters.
     has_overloads: bool = False
-    # The beginning of a text of keys, sections or elements instead of code; empty for code.
+    # Pattern of the beginning of a text, for formats of data and markup; empty for languages of code.
     data_opening: str = ""
 
     # Node types that may be a definition or have one as a child.
@@ -47,7 +47,7 @@ class Language:
 
     @property
     def is_data(self) -> bool:
-        """A shown key, section or element without a marker may still be a part of the old one."""
+        """Whether the text has keys, sections or elements (JSON, YAML, Markdown, HTML) instead of code."""
         return bool(self.data_opening)
 
 

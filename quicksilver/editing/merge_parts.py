@@ -1,5 +1,4 @@
-"""Helpers of the syntax-aware merge: line edits, snippet items, and rules for matching definitions, blank lines and
-decorators."""
+"""Helpers of the syntax-aware merge: line edits, snippet items, and rules for definitions, blank lines, decorators."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ class Unclear(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineEdit:
-    """`lines` replace lines `[start, end)` of the file. If `update` is set, these lines are not
-    used: the model merges the snippet `update` into the span."""
+    """Lines `[start, end)` of the file are replaced by `lines`. If `update` is set, `lines` is empty, and the model
+    merges the snippet `update` into these lines of the file."""
 
     start: int
     end: int
@@ -72,15 +71,16 @@ def last_before(definitions: Sequence[Definition], line: int) -> Definition | No
     return next((definition for definition in reversed(definitions) if definition.start < line), None)
 
 
-def merged_lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
-    """Comments and decorators of the result: those of the snippet. If it has none of a kind, those of the file."""
+def merged_annotations(new: Sequence[str], old: Sequence[str]) -> list[str]:
+    """The comments and decorators above a definition. Those of the snippet replace those of the file; comments of the
+    file stay if the snippet has no comments, and decorators of the file stay if it has no decorators."""
     new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
-    comments, decorators = _split_lead(new)
-    above, below = _split_lead(kept)
+    comments, decorators = _split_annotations(new)
+    above, below = _split_annotations(kept)
     return [*([] if comments else above), *new, *([] if decorators else below)] if new else kept
 
 
-def _split_lead(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_annotations(lines: Sequence[str]) -> tuple[list[str], list[str]]:
     """The comments, and the decorators with their arguments."""
     comments, decorators, at = list[str](), list[str](), 0
     while at < len(lines):

@@ -28,7 +28,7 @@ from quicksilver.editing.merge_parts import (
     is_trusted,
     joined,
     last_before,
-    merged_lead,
+    merged_annotations,
     same_definitions,
     same_last_name,
     splits_blocks,
@@ -202,27 +202,27 @@ class _Merger:
         new = self._with_body(new)
         lines = self._reindented(new.start, new.end, self.original[old.head], self.original[old.start : old.end])
         head = new.head - new.start
-        lead = merged_lead(lines[:head], self.original[old.start : old.head])
+        annotations = merged_annotations(lines[:head], self.original[old.start : old.head])
         if not any(is_marker(line) for line in lines):
             if self.outline.language.is_data and has_missing_child(new, old):
                 raise Unclear  # The shown keys or sections may be only some of the old ones.
             if not is_partial(new, old, self.update, self.original):
-                return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
+                return [LineEdit(old.start, old.end, (*annotations, *lines[head:]))]
         if old.low >= old.high:
             raise Unclear  # The old definition has no body that a marker could stand for.
-        header = self._replaced_header(new, old, lines, lead)
+        header = self._replaced_header(new, old, lines, annotations)
         if new.children or (old.children and old.kind != "function"):
             old_scope, new_scope = (LineScope(d.low, d.high, d.children) for d in (old, new))
             return header + self._scope(old_scope, new_scope, is_partial=not any(map(is_marker, lines)))
         body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
         if body is None:
-            return [LineEdit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]
+            return [LineEdit(old.start, old.end, update="\n".join((*annotations, *lines[head:])))]
         return header + body
 
     def _replaced_header(
-        self, new: Definition, old: Definition, lines: Sequence[str], lead: Sequence[str]
+        self, new: Definition, old: Definition, lines: Sequence[str], annotations: Sequence[str]
     ) -> list[LineEdit]:
-        header = (*lead, *lines[new.head - new.start : new.low - new.start])
+        header = (*annotations, *lines[new.head - new.start : new.low - new.start])
         is_same = list(header) == [line.rstrip() for line in self.original[old.start : old.low]]
         return [] if is_same or any(is_marker(line) for line in header) else [LineEdit(old.start, old.low, header)]
 

@@ -18,6 +18,7 @@ from quicksilver.text.tokenizer import Tokenizer
 async def collect(
     client: EngineClient, tokenizer: Tokenizer, request_id: str, ask: Ask, decoder: DecoderParams
 ) -> Answer:
+    """Tokens that the prompt gives (`num_given`) and text that the answer must repeat (`lead`) are left out."""
     if not isinstance(ask, Generate):
         scores = await client.score(ScoreRequest(request_id, ask.prompt_ids, ask.continuations))
         num_given = ask.num_given or (0,) * len(ask.continuations)
@@ -32,9 +33,7 @@ async def collect(
             for piece in reader.read(event):
                 answer.add(piece)
             if reader.is_finished and isinstance(event, Delta):
-                text, calls = (
-                    answer.content.removeprefix(ask.lead),
-                    [ToolCall(c.name, c.arguments) for c in answer.calls],
-                )
-                return Answer(text, tuple(calls), tuple(answer.token_ids), event.finish, event.usage)
+                text, calls = answer.content.removeprefix(ask.lead), answer.calls
+                parsed = tuple(ToolCall(call.name, call.arguments) for call in calls)
+                return Answer(text, parsed, tuple(answer.token_ids), event.finish, event.usage)
     raise RowFailed("the stream ended without a last delta")

@@ -1,7 +1,7 @@
 """The catalogue of models: their base files, with the sha256 of every part, and their adapters.
 
-The data is in `catalogue.json`. A model is a base plus optional skill and canvas adapters, which are files of this
-package.
+The data is in `catalogue.json`. A model is a base with up to two adapters, which are files of this package: a skill
+adapter (tools, FIM, edits), merged into the base, and a canvas adapter, which drafts.
 """
 
 from __future__ import annotations

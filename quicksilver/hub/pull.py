@@ -50,11 +50,11 @@ def pull(name: str, home: Path | None = None, report: Report = lambda done, tota
 
 
 def adopt(name: str, folder: Path, home: Path | None = None) -> Path:
-    """Use the safetensors folder `folder` as the base of model `name` from now on. Creates a link; copies nothing."""
+    """Use `folder`, the original safetensors checkpoint of the base of `name`, from now on. Creates a link only."""
     catalogue = load_catalogue()
     link = original_path(catalogue.bases[catalogue.model(name).base], home or default_home())
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(f"{folder} has no config.json or no *.safetensors; give the folder of the original")
+        raise ModelNotFound(f"{folder} has no config.json or no *.safetensors; give the original checkpoint")
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve(), target_is_directory=True)

@@ -17,7 +17,7 @@ def base_path(base: BaseFile, home: Path) -> Path:
 
 
 def original_path(base: BaseFile, home: Path) -> Path:
-    """The link to a user's own copy of the base, which `pull.adopt` creates."""
+    """A link to the original checkpoint (`pull.adopt`), used instead of the downloaded file and its sha256."""
     return home / "models" / base.name / "original"
 
 

@@ -1,7 +1,7 @@
 """Attaches adapters to a Transformer, and re-exports what callers need of adapters.
 
 A skill adapter is merged into the weights permanently. A canvas adapter is a LoRA that is applied to canvas rows only;
-every other row computes exactly what the parent computes.
+every other row computes exactly what it computes without the canvas adapter.
 """
 
 from __future__ import annotations

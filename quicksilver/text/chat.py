@@ -137,7 +137,7 @@ def default_system(tokenizer: Tokenizer) -> str:
     must be those of its authors."""
     if tokenizer.chat_template is not None and not _uses_reserved_tags(tokenizer):
         return ""
-    return NANO_SYSTEM if tokenizer.identity == "smollm2" else OTHER_SYSTEM
+    return NANO_SYSTEM if tokenizer.reserved_family == "smollm2" else OTHER_SYSTEM
 
 
 def _uses_reserved_tags(tokenizer: Tokenizer) -> bool:

@@ -105,8 +105,8 @@ class Tokenizer:
         return frozenset(i for i in self.special_tokens.values() if not self.token_bytes(i))
 
     @cached_property
-    def identity(self) -> str | None:
-        """The name of the tokenizer's reservation of spare tokens, if it has one."""
+    def reserved_family(self) -> str | None:
+        """The family in `special_tokens.RESERVED` that the tokenizer belongs to, if any, such as smollm2."""
         entry = reserved_for(self.special_tokens)
         return entry.name if entry else None
 

@@ -34,7 +34,7 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>")
 
 _TEMPLATE_TOKENS = ("bos_token", "eos_token")
-# Files of a tokenizer without tokenizer.json, and the classes of those that split words as Qwen2 does.
+# Files of a tokenizer without tokenizer.json (a "slow" one of Hugging Face), and the classes that split as Qwen2 does.
 _SLOW_FILES = ("vocab.json", "merges.txt")
 _QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
 

@@ -32,7 +32,8 @@ class HeldOut:
 
 
 def measure_drafts(network: Network, weights: CanvasWeights, held_out: HeldOut, spec: Evaluate) -> dict[str, Any]:
-    """Table of decoder, domain and tokens per round, with agreement. AR runs first as the baseline."""
+    """Table of decoder, domain and tokens per round, with agreement. AR runs first as the baseline. `confident` is the
+    decoder `confidence` of serving. Shapes change with each round, so the network is not compiled (`as_written`)."""
     plain = Network(network.model, as_written)
     count = min(held_out.prompts.num_prompts, spec.batch)
     picked = torch.linspace(0, held_out.prompts.num_prompts - 1, count).long().unique().tolist()

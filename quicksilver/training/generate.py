@@ -1,8 +1,8 @@
-"""On-policy generation: the frozen AR rows answer prompts, thousands of sequences in lockstep, directly into packed
-rows.
+"""On-policy generation: the frozen base model answers prompts, autoregressively and thousands of sequences in lockstep.
 
-Each batch row is a packed row under construction: a prompt is fed token by token, its answer is sampled, then the next
-prompt starts in the next slot with position 0 and an empty context. On CUDA one step is one graph.
+The results are packed rows of training data, each with several documents (a prompt and its answer). A row of the batch
+fills one of them: a prompt is fed token by token, its answer is sampled, then the next prompt starts in the next slot
+with position 0 and an empty context. On CUDA one step is one graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, join_rows
 from quicksilver.training.recipe import Generate
 
-# Attention reads the cache in steps of this many slots. Each step has its own captured graph.
+# The number of slots that attention reads is rounded up to a multiple of this. Each multiple has a captured graph.
 SLOT_STEP = 256
 
 

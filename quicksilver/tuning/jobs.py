@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 JOB, EVENT, CHECKPOINT = "fine_tuning_job", "fine_tuning_event", "fine_tuning_checkpoint"
 OPEN = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "proposed", "failed", "cancelled")
-# Fact of a job: how many times a trainer began it since the last checkpoint, a pause or a release.
+# Keys of `TuningJob.facts`. Starts of the job since its last checkpoint, pause or return of its lease:
 ATTEMPTS = "attempts"
-# Fact of a job: the first step and the end of the newest span that was charged. All steps before it were charged, too.
+# The first step and the end of the newest span of steps that was charged. All steps before it were charged, too:
 CHARGED = "charged"
-# Fact of a job: tokens of each step of its canvas refresh. These steps follow those of the training.
+# Tokens of each step of a canvas refresh, which adapts the canvas adapter to the tuned model after the training:
 REFRESH_TOKENS = "refresh_tokens"
-# Fact of a job: the last step and its metrics, for the checkpoint of the last epoch.
+# The last step and its metrics, for the checkpoint of the last epoch:
 LAST_EPOCH = "last_epoch"
-# Fact of a job: its model is served only after it was accepted.
+# Whether the job is a proposal (`proposing.py`), whose model is served only after it was accepted:
 PROPOSAL = "is_proposal"
 # Jobs of one project that have not ended, where the configuration sets no other limit.
 MAX_JOBS = 8

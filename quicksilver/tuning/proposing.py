@@ -1,7 +1,8 @@
 """Proposals: KTO jobs from captured feedback. Their adapters are served only after they were accepted. Blocking.
 
-A fifth of the reported suggestions is held out. The job measures the selectivity of the model on it, before and after.
-A project may have a schedule; the server then makes a proposal whenever it is due and there is something new.
+A fifth of the reported suggestions is held out. Before and after training, the job measures on it how many suggestions
+would be accepted if only likely ones were shown (`selectivity` in the job). A project may have a schedule; the server
+then makes a proposal whenever it is due and there is new feedback.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ log = logging.getLogger("quicksilver.tuning")
 SCHEDULE = "propose"
 SUFFIX = "feedback"
 DIGEST = "feedback_digest"
-# Reported suggestions below which a proposal says nothing.
-MIN_LINES = 50
-# One of so many suggestions is held out.
-HELD_OUT = 5
+# The fewest reported suggestions that a proposal is made from. One of HELD_OUT is held out.
+MIN_LINES, HELD_OUT = 50, 5
 DAY_S = 86_400
 
 Line = dict[str, Any]

@@ -19,7 +19,7 @@ class TrainerSettings:
     home: Path
     # Models that can be tuned, by the name that jobs use.
     models: Mapping[str, ModelFiles]
-    # Of models that are served as an adapter of another one: the name of that one, and the adapter file or folder.
+    # For each model that is an adapter of a served model: the name of that model, and the adapter file or folder.
     adapters: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
     # Database URL and configuration of the accounts; None: the objects are in a file of `home`.
     accounts: tuple[str, AccountsConfig] | None = None

@@ -93,7 +93,7 @@ class AsyncEngine:
         self._post(lambda: self._engine.abort(request_id))
 
     async def load_adapter(self, adapter: AdapterRef) -> AdapterInfo:
-        return await self._beside(lambda: self._engine.adapters.info(adapter))
+        return await self._on_builder(lambda: self._engine.adapters.info(adapter))
 
     async def unload_adapter(self, adapter_id: str) -> bool:
         return self._engine.adapters.unload(adapter_id)
@@ -104,7 +104,7 @@ class AsyncEngine:
     async def score(self, request: ScoreRequest) -> Scores:
         # A lease keeps the adapter in memory until the engine's thread has one of its own.
         ref = request.adapter
-        lease = await self._beside(lambda: self._engine.adapters.lease(ref)) if ref is not None else None
+        lease = await self._on_builder(lambda: self._engine.adapters.lease(ref)) if ref is not None else None
         try:
             return await self._score(request, lease)
         finally:
@@ -144,10 +144,10 @@ class AsyncEngine:
         needs_adapter = request.adapter is not None and not self._engine.has_adapter(request.adapter)
         if not self.is_ready or (request.constraint is None and not needs_adapter):
             return self._engine.prepare(request)
-        return await self._beside(lambda: self._engine.prepare(request))
+        return await self._on_builder(lambda: self._engine.prepare(request))
 
-    async def _beside(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` on a thread with a lower priority than the engine's."""
+    async def _on_builder(self, work: Callable[[], Result]) -> Result:
+        """Runs `work` on a builder thread, which has a lower priority than the engine's."""
         return await asyncio.get_running_loop().run_in_executor(self._builders, work)
 
     def _post(self, command: Callable[[], None]) -> None:

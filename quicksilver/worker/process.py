@@ -105,7 +105,8 @@ class WorkerProcess:
 
 
 class LeftFiles:
-    """The files of workers that ended. The newest are kept: other processes may still read which step they show."""
+    """The files of workers that ended. Those of the newest are kept: other API processes may still read from a step
+    record which requests the last step had."""
 
     def __init__(self) -> None:
         self._sockets: deque[Path] = deque()
@@ -117,7 +118,6 @@ class LeftFiles:
 
 
 def remove_files(socket_path: Path) -> None:
-    """The files of a worker that ended."""
     for path in (socket_path, record_path(socket_path)):
         path.unlink(missing_ok=True)
 

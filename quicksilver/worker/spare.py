@@ -11,11 +11,11 @@ from quicksilver.worker.process import WorkerProcess, available_bytes, remove_fi
 
 log = logging.getLogger("quicksilver.supervisor")
 
-# Before the first spare, and before one that follows a worker or a spare that was lost. Requests come first.
+# Seconds before the first spare is started, and before one that replaces a lost worker or spare. Requests come first.
 FIRST_DELAY_S, NEXT_DELAY_S = 10.0, 1.0
-# Longest pause after spares that ended while they loaded, and while memory is short.
+# The longest of these delays: they double after spares that ended while they loaded, and while memory is short.
 MAX_PAUSE_S = 60.0
-# Between two looks at a spare. One that is stopped at two of them in a row is killed.
+# Seconds between two checks of a spare. One that is stopped by a signal at two checks in a row is killed.
 CHECK_S = 1.0
 # Memory that a spare worker leaves to everything else.
 RESERVE_BYTES = 2 << 30

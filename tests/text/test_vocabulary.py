@@ -110,7 +110,7 @@ def test_gguf_of_nano_equals_the_published_tokenizer(smollm2: Tokenizer, shared:
     for key in ("vocab", "merges"):
         assert rebuilt["model"][key] == published["model"][key]
     assert rebuilt["added_tokens"] == published["added_tokens"]
-    assert (smollm2.vocab_size, smollm2.identity) == (49152, "smollm2")
+    assert (smollm2.vocab_size, smollm2.reserved_family) == (49152, "smollm2")
 
 
 def test_nano_encodes_as_the_published_tokenizer(smollm2: Tokenizer, shared: Path, naughty_strings: list[str]) -> None:

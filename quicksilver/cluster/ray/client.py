@@ -49,9 +49,9 @@ MAX_WAITING, FULL_RETRY_S = 1024, 5.0
 POLL_S = 1.0
 
 
-async def open_connection(found: messages.ReplicaInfo) -> ReplicaConnection:
+async def open_connection(replica: messages.ReplicaInfo) -> ReplicaConnection:
     """Raises EngineUnavailable if the replica cannot be reached."""
-    connection = ReplicaConnection(found)
+    connection = ReplicaConnection(replica)
     try:
         await connection.start()
     finally:

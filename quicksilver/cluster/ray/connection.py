@@ -19,24 +19,24 @@ log = logging.getLogger("quicksilver.cluster")
 class ReplicaConnection(RemoteEngine):
     """`start` returns when the connection is open; raises EngineUnavailable if it cannot be opened."""
 
-    def __init__(self, found: messages.ReplicaInfo) -> None:
+    def __init__(self, replica: messages.ReplicaInfo) -> None:
         super().__init__((), WorkerTimeouts(silent_s=messages.SILENT_S))
-        self.name = found.replica
-        # Requests of this process.
+        self.name = replica.replica
+        # Open requests of this process at the replica.
         self.num_open = 0
-        self._found = found
+        self._replica = replica
 
     @property
     def takes_requests(self) -> bool:
-        return self.is_ready and not self._heartbeat.is_draining and self.num_open < self._found.max_open
+        return self.is_ready and not self._heartbeat.is_draining and self.num_open < self._replica.max_open
 
     async def _supervise(self) -> None:
         """Reads until the connection ends."""
-        found = self._found
+        host, port = self._replica.host, self._replica.port
         try:
-            reader, self._writer = await handshake.connect(found.host, found.port, found.secret)
+            reader, self._writer = await handshake.connect(host, port, self._replica.secret)
         except OSError as error:
-            raise EngineUnavailable(f"no connection to the replica at {found.host}:{found.port}: {error!r}") from None
+            raise EngineUnavailable(f"no connection to the replica at {host}:{port}: {error!r}") from None
         try:
             await self._read_while_alive(reader)
         finally:
@@ -58,5 +58,5 @@ class ReplicaConnection(RemoteEngine):
             pending.fail(error)
 
     def _with_counts(self, stats: EngineStats) -> EngineStats:
-        """The replica has counted."""
+        """Unlike those of a local worker, the statistics of a replica already count its restarts and migrations."""
         return stats

@@ -7,9 +7,8 @@ import asyncio
 from quicksilver.errors import EngineDied, Unavailable
 from quicksilver.worker.pending import MAX_MIGRATIONS
 
-# For a replica that can continue an answer, from the first failure since the answer last advanced.
-RESUME_S = 60.0
-FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 5.0
+# Seconds for which a request is sent again, from its first failure since the answer last advanced, and the pauses.
+RESUME_S, FIRST_PAUSE_S, MAX_PAUSE_S = 60.0, 0.1, 5.0
 # Refusals of a request of which nothing has been sent to the client: one other replica is tried.
 MAX_REFUSED = 1
 
@@ -34,7 +33,8 @@ class Failover:
 
     @property
     def avoided(self) -> list[str]:
-        """Replicas that failed, the best first: the one whose refusal is the oldest. Lost ones are the last."""
+        """Replicas that failed, used only if no other can take the request, in this order: first those that refused,
+        the oldest refusal first, then lost ones."""
         return [*(name for name in self._refused if name not in self._lost), *self._lost]
 
     @property
@@ -72,7 +72,7 @@ class Failover:
             raise EngineDied(f"{self.num_lost} replicas were lost under this request; retry")
 
     def _count_refusal(self, error: Unavailable, replica: str) -> None:
-        """A request that no replica accepted has waited for all of them."""
+        """Raises at the second refusal, or if no replica accepted the request: it has then waited for all of them."""
         self._num_refused += 1
         if self._num_refused > MAX_REFUSED or not replica:
             raise error

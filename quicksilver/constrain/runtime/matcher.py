@@ -34,7 +34,7 @@ MAX_CACHED_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The automata of a grammar over tokens and over bytes, which requests copy, and the words of its patterns."""
+    """The automata of a grammar over tokens and over bytes, which requests copy, and the literals in its patterns."""
 
     matcher: LLMatcher
     byte_matcher: LLMatcher
@@ -53,9 +53,9 @@ class Grammars:
         self._lock = Lock()
 
     def constraint(self, spec: ConstraintSpec) -> TokenConstraint:
-        """A constraint at the start of its grammar. A new grammar takes as long as its trial compile, without the GIL;
-        a cached one takes microseconds. Raises InvalidGrammar if the automaton is too large for this vocabulary."""
-        if spec.lead or spec.min_tokens:
+        """A constraint at its start. A new grammar takes as long as its trial compile, without the GIL; a cached one
+        takes microseconds. Raises InvalidGrammar if the automaton is too large for this vocabulary."""
+        if spec.lead or spec.min_tokens:  # a spec without a grammar: a forced beginning, or a least length
             return self._prefixes.constraint(spec)
         with self._lock:
             built = self._automata.get(spec.grammar)
@@ -96,8 +96,8 @@ class GrammarConstraint:
         self._matcher = matcher
         self._budget = budget
         self.group = group
-        self._tail = b""
-        self._due: list[int] | None = None
+        self._tail = b""  # the last bytes of the text
+        self._due: list[int] | None = None  # forced tokens that are not committed yet; None: not computed
         self.has_ended = False
 
     def copy(self) -> GrammarConstraint:

@@ -20,30 +20,30 @@ _LONGEST_SCHEMA = 4000
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SchemaItem:
     schema: Any
 
 
-def load(data: Path) -> Iterable[Wish]:
+def load(data: Path) -> Iterable[SchemaItem]:
     """Schemas short enough to leave room for an answer in a small context."""
     records = pack_records(data, "json_schema_holdout")
-    return [Wish(record["schema"]) for record in records if len(json.dumps(record["schema"])) <= _LONGEST_SCHEMA]
+    return [SchemaItem(record["schema"]) for record in records if len(json.dumps(record["schema"])) <= _LONGEST_SCHEMA]
 
 
-def ask(wish: Wish, writer: PromptBuilder) -> Generate:
-    schema = json.dumps(wish.schema)
+def ask(item: SchemaItem, writer: PromptBuilder) -> Generate:
+    schema = json.dumps(item.schema)
     prompt = writer.chat(
         f"Here is a JSON schema:\n{schema}\n\nWrite one JSON document that it accepts. Output JSON only."
     )
     return Generate(prompt.ids, 384, prompt.stop, prompt.stop_ids)
 
 
-def score(wish: Wish, answer: Answer) -> Metrics:
+def score(item: SchemaItem, answer: Answer) -> Metrics:
     try:
         instance = json.loads(answer.text)
     except (ValueError, RecursionError):
         return {"parses": 0.0} if follows(True, None) is None else {"parses": 0.0, "valid": 0.0}
-    is_valid = follows(wish.schema, instance)
+    is_valid = follows(item.schema, instance)
     return {"parses": 1.0} if is_valid is None else {"parses": 1.0, "valid": float(is_valid)}
 
 

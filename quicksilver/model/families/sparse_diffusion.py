@@ -47,7 +47,7 @@ LLADA2_NAMES: NameTable = {
 
 def _llada2(config: Mapping[str, Any], name: str) -> Dialect:
     """2.1 was trained to revise its tokens, 2.0 was not; their configs are the same. A checkpoint whose name says
-    neither decodes by default with `confidence`, which both were trained for."""
+    neither decodes by default with `confidence`, which both were trained for. `DecoderParams` describes the fields."""
     dialect = block_dialect(size(config, "block_size", 32), size(config, "mask_token_id", 156895), (156892,), 0.95)
     version = _version(name) or _version(str(config.get("_name_or_path") or ""))
     if version == "2.0":
@@ -65,6 +65,7 @@ def _version(name: str) -> str:
 
 
 def _llada2_name(dialect: Dialect) -> str:
+    """The name under which a checkpoint is saved, so that `_version` finds its version again; empty: any name."""
     if DecoderName.EDIT not in dialect.decoders:
         return "llada2.0"
     return "llada2.1" if dialect.default.name is DecoderName.EDIT else ""

@@ -1,4 +1,4 @@
-"""Checks of weight files before their data is mapped: rules shared by both formats, and the safetensors header.
+"""Checks of weight files before their data is mapped: rules for safetensors and GGUF, and the safetensors header.
 
 Weight files are untrusted input. Every defect raises CheckpointRefused with the reason, and no other exception, and
 costs no more than reading the header.

@@ -15,7 +15,7 @@ from quicksilver.tuning.jobs import TuningJob
 log = logging.getLogger("quicksilver.training")
 
 Scalars = Mapping[str, float]
-# The job, the step, the number of steps, and the scalars of the step.
+# A callback after each step: the job, the step, the number of steps, and the scalars of the step.
 Watch = Callable[[TuningJob, int, int, Scalars], None]
 
 
@@ -26,7 +26,7 @@ class JobData:
     train: list[Example]
     validation: list[Example]
     plan: StepPlan
-    chosen: dict[str, Any]
+    chosen: dict[str, Any]  # hyperparameters, with values in place of "auto"
 
     @property
     def epoch_tokens(self) -> int:
@@ -34,7 +34,8 @@ class JobData:
 
     @property
     def work(self) -> dict[str, float]:
-        """Tokens of one forward in each stage, about, for the time that is left."""
+        """The approximate work of each stage, in tokens of a forward, for `TimeLeft`. A training step has a forward and
+        a backward, hence the factor 2. A measurement also decodes answers, which is about 1500 tokens of work."""
         measured = 1500.0 + sum(example.num_tokens for example in self.validation[:128])
         steps = 2.0 * self.epoch_tokens * self.plan.num_epochs
         return {"before": measured, "train": steps, "after": measured}

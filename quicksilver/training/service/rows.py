@@ -6,7 +6,7 @@
 | text | `text` |
 | fill in the middle | `prompt`, `suffix`, `completion` (or `prefix`, `middle`, `suffix`) |
 | prompt | `prompt`, `completion` |
-| next edit | `edit` (the message of an edit request), `answer`; or a chat whose only user message is one |
+| next edit | `edit` (the message of an edit request), `answer`; or a chat whose only user message is such a message |
 | dpo | `input` with `messages`, `preferred_output`, `non_preferred_output`; or `prompt`, `chosen`, `rejected` |
 | kto | a line of the kinds above (not text) with `label`, optional `weight` and `source` |
 """
@@ -69,7 +69,7 @@ def read_rows(content: bytes, method: str, faults: Faults) -> list[TuningRow]:
         except (ValueError, RecursionError) as error:
             faults.add(number, "", "invalid_jsonl", _reason(error))
             continue
-        # Only an escape can write half a pair.
+        # In UTF-8, half of a surrogate pair can only be written as an escape.
         if b"\\u" in line and (pointer := lone_surrogate(fields)) is not None:
             faults.add(number, pointer, "invalid_row", "half a surrogate pair, which is not a character")
             continue
