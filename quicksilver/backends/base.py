@@ -43,7 +43,7 @@ class Sequence:
     constraint: TokenConstraint | None = None
     canvas: Canvas | None = None
     dialect: Dialect = AUTOREGRESSIVE
-    adapter: RowAdapter | None = None  # of all rows
+    adapter: RowAdapter | None = None  # LoRA that applies to all rows of the sequence
     adapter_lease: object = None  # as long as it exists, the adapter is not evicted
     tokens: list[int] = field(default_factory=list)  # prompt and answer so far
 
@@ -117,15 +117,15 @@ class Sequence:
 
     @property
     def final_len(self) -> int:
-        """Cached tokens that are not written again. What branches share is replaced after their pass, and the last
-        token of the prompt is computed again."""
+        """Cached tokens whose KV stays as it is. A scorer with several branches (continuations of one prompt) keeps the
+        prompt only, and computes its last token again in each pass."""
         is_branched = isinstance(self.decoder, Scorer) and self.decoder.is_branched
         return min(self.kv_len, self.num_prompt - 1) if is_branched else self.kv_len
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more tokens are uncached than a decoding sequence has. Where rows attend to the whole text, a
-        sequence decodes from the first forward on."""
+        """Whether more tokens are uncached than a decoding sequence has. In a dialect in which rows attend to the whole
+        text, a sequence decodes from the first forward on."""
         if self.dialect.is_full:
             return False
         decoding = max(self.request.params.decoder.canvas_len, 2 * self.dialect.block_len) + 1
@@ -133,7 +133,7 @@ class Sequence:
 
     @property
     def is_verifying(self) -> bool:
-        """Whether the canvas is a draft: it is verified whatever the load allows by now."""
+        """Whether the canvas is a draft. It is verified in the next forward, even if it exceeds `canvas_limit` now."""
         return self.canvas is not None and self.canvas.is_draft
 
     @property

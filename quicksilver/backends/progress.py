@@ -13,7 +13,7 @@ from typing import TypeVar
 
 log = logging.getLogger("quicksilver.start")
 
-# Between two lines of one loop.
+# Seconds between two log lines of one loop.
 PAUSE_S = 2.0
 Item = TypeVar("Item")
 

@@ -15,8 +15,8 @@ MAX_DRAFT_LEN = CANVAS_LENS[-1] - 1
 # Factor on the accepted tokens of a draft, by the rows of its tree. Replayed from recorded canvases: coder-1.5b 1.19
 # and 1.31 over seven domains (1 to 1.7 in each), nano 1.29 and 1.4 over six.
 TREE_GAIN = {0: 1.0, 16: 1.25, 32: 1.35}
-# Host time of a step that no graph runs ahead of. Fitted to 8, 32 and 64 streams of coder-1.5b on an H200 with canvases
-# of 1 and 8, within 0.1 ms.
+# Time that the host adds to a step that was not queued ahead: fixed, per request and per row. Fitted to 8, 32 and 64
+# streams of coder-1.5b on an H200 with canvases of 1 and 8, within 0.1 ms.
 HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.8, 0.045, 0.015
 # A length must be this much faster than the one in use, and drafting than autoregression, because a change wastes work.
 MARGIN = 1.05

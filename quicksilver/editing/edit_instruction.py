@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.text.conversation import Message
 
-# The answer to `edit_messages` is prefilled with the first and stops at the second.
+# Text that the answer to `edit_messages` is prefilled with, and text at which it stops.
 EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
 
 _TASK = (

@@ -33,7 +33,7 @@ class Language:
     variables: frozenset[str] = field(default_factory=frozenset)
     # What stands for an omitted function body that is an expression (`=> value`); empty if there are no such bodies.
     elided_value: str = ""
-    # Functions of one name and scope may differ in their parameters.
+    # Whether functions of one name and scope may differ in their parameters.
     has_overloads: bool = False
     # Pattern of the beginning of a text, for formats of data and markup; empty for languages of code.
     data_opening: str = ""

@@ -95,7 +95,7 @@ def best_outline(lines: Sequence[str], candidates: Sequence[Language]) -> Outlin
 def outline_of(text: str) -> Outline | None:
     """The outline of a file, or None if it is too long, nested too deeply or in an unknown language.
 
-    The last ones are kept: a file is read for its merge and again for the check of the merge.
+    The newest outlines are cached: a file is read for its merge and again for the check of the merge.
     """
     lines = text.split("\n")
     return best_outline(lines, guess_languages(text)) if len(text) <= MAX_CHARS and is_parseable(lines) else None

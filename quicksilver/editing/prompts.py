@@ -43,7 +43,7 @@ _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
 
 def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
-    """The prompt for a middle; `prefix` comes without its `fim_lead`. The order depends on the weights.
+    """The prompt of fill-in-the-middle; `prefix` is without its `fim_lead`. The order depends on the weights.
 
     Weights pretrained on such tokens get prefix, suffix and a middle token. Weights with a skill adapter get the suffix
     first, so that the middle continues the prefix. Others continue the prefix alone.
@@ -64,7 +64,7 @@ def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int |
 
 
 def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
-    """The end of a prefix that the answer must repeat: the last word or run of signs, with the space before it.
+    """The lead: the end of a prefix that the answer must repeat. It is the last word or run of signs, with its space.
 
     A cursor is often inside a word, where no token ends: after the token "comp" the model rarely continues with "ute".
     Only for weights with a skill adapter, whose middle continues the prefix.
@@ -91,15 +91,15 @@ def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
-    """The logit bias of the end token. Weights with a skill adapter give the end of a gap too little probability
-    (dev/log.md has the curve); others get no bias.
+    """The logit bias of the end token. Weights with a skill adapter give the end of the middle too little
+    probability (dev/log.md has the curve); others get no bias.
     """
     end = tokenizer.roles.turn_close
     return {} if end is None or not _learned_gaps(tokenizer) else {end: _END_BIAS}
 
 
 def _learned_gaps(tokenizer: Tokenizer) -> bool:
-    """Whether we taught the weights to fill gaps, in reserved tokens: the checkpoint has none of its own for that."""
+    """Whether a skill adapter taught fill-in-the-middle with reserved tokens: the checkpoint has no tokens for it."""
     return can_edit(tokenizer) and find_roles(tokenizer.special_tokens, ()).fim_middle is None
 
 
@@ -172,7 +172,7 @@ def _file_head(tokenizer: Tokenizer, path: str) -> list[int]:
 
 
 def _fit(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Both sides of a gap within `room` tokens: a quarter for the text after it, more if the text before is short."""
+    """Prefix and suffix within `room` tokens: a quarter for the suffix, more if the prefix is short."""
     room = max(room, 0)
     num_after = min(len(after), max(room // 4, room - len(before)))
     return _tail(before, room - num_after), after[:num_after]

@@ -20,7 +20,7 @@ DECAY = 0.993
 # Decay of the acceptance rates in a step of several requests without drafts. Nothing newer replaces these rates, and a
 # faster return to the prior would start to draft again and again under load.
 DECAY_WITHOUT_DRAFTS = 0.999
-# Of the rows of a forward, for all canvases together while requests wait and costs are not measured.
+# Share of the rows of a forward for all canvases together, while requests wait and costs are not measured.
 BACKLOG_SHARE = 0.25
 
 

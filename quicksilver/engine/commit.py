@@ -351,7 +351,7 @@ def canvas_state(sequence: Sequence) -> CanvasState | None:
 
 
 def restore(sequence: Sequence, point: ResumePoint) -> None:
-    """Everything but the committed tokens, which the caller appends and its grammar consumes."""
+    """Restores all state but the committed tokens, which the caller appends and the grammar consumes."""
     think, usage = sequence.request.think, point.usage
     sequence.is_thinking = think is not None and not contains(list(point.token_ids), think.close_ids)
     sequence.forwards, sequence.rows, sequence.cached_tokens = usage.forwards, usage.rows, usage.cached_tokens
@@ -364,7 +364,7 @@ def restore(sequence: Sequence, point: ResumePoint) -> None:
 
 
 def _restore_canvas(sequence: Sequence, state: CanvasState, start: int) -> None:
-    """What the place of a canvas determines is that of a new one: its known tokens and its place in the block."""
+    """Fields that follow from the position of the canvas (known tokens, offset in the block) are those of a new one."""
     new = sequence.decoder.open(max(len(state.token_ids), 1), Place(start, sequence.num_prompt))
     sequence.canvas = replace(
         new,

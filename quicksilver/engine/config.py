@@ -20,10 +20,10 @@ CPU_MAX_RUNNING, GPU_MAX_RUNNING, GPU_TOKENS_EACH = 64, 512, 2048
 # Default of `prompt_rows` on a GPU. Batch-invariant products take 64 rows at a time, so larger forwards gain nothing
 # there.
 GPU_PROMPT_ROWS = 8192
-# Defaults of `decode_rows` on a GPU: rows of this many random canvases, or of this many blocks, each with the block
-# that is committed in the same forward, and never more than the last number.
+# Default of `decode_rows` on a GPU: the rows of GPU_CANVASES random canvases, or of GPU_BLOCKS blocks, each with the
+# block that is committed in the same forward; at most GPU_DECODE_ROWS.
 GPU_CANVASES, GPU_BLOCKS, GPU_DECODE_ROWS = 8, 128, 8192
-# The same with CUDA kernels: graphs of all sizes up to this one are captured when the engine starts.
+# At most this many with CUDA kernels, because graphs of all sizes up to it are captured when the engine starts.
 GRAPH_DECODE_ROWS = 1024
 
 

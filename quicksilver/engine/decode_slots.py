@@ -25,7 +25,7 @@ DEPTH = 2
 MAX_STOP_IDS = 8
 # Pages that a slot receives at a time: each change of a page table is a transfer.
 PAGES_AT_ONCE = 8
-# With fewer requests, rounds with draft trees are faster than a batch of single tokens.
+# Fewest sequences that decode in slots. Fewer are faster in verify rounds with draft trees, outside of the slots.
 MIN_SEQUENCES = 5
 # Steps without slots after a round failed. Ordinary forwards find out which sequence is the cause, and only that one
 # fails.
@@ -75,7 +75,7 @@ class DecodeSlots:
         return bool(self._queued)
 
     def begin_step(self, running: list[Sequence]) -> None:
-        """Decides whether this number of requests decodes in slots, and frees slots that do not pay."""
+        """Decides whether this number of requests decodes in slots. If it does not, frees all slots."""
         self._pause -= self._pause > 0
         num_plain = sum(map(self.is_plain, running))
         self._is_active = not self._pause and num_plain >= MIN_SEQUENCES - self._is_active

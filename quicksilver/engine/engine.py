@@ -168,7 +168,7 @@ class Engine:
         self.enqueue(self.prepare(request))
 
     def prepare(self, request: Request) -> Prepared:
-        """Everything that can be done before a request is queued: checks, its grammar, the text that this determines.
+        """Everything that can be done before a request is queued: checks, its grammar, the tokens that this determines.
         Reads no changing state of the engine, so any thread may call it while the engine steps."""
         request = in_dialect(request, self.dialect)
         check_request(request, self.info, self.dialect)

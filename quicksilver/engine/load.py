@@ -37,9 +37,9 @@ class LoadConfig:
 # On a CPU the time of a forward grows with every row. Short canvases are faster there. A small row budget costs no
 # throughput and bounds how long a prompt or a scoring request of one caller delays the others.
 CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 64
-# About 7 s of work for a model of 135M parameters on two cores. One full context more may be open.
+# Open rows of one tenant, besides one full context: about 7 s of work for a 135M model on two cores.
 CPU_TENANT_ROWS = 4096
-# A request of another tenant waits for about one forward of this length. Shorter ones cost throughput.
+# Duration of a forward while several tenants are active. Longer ones delay other tenants, shorter ones cost throughput.
 CPU_SHARED_STEP_MS = 16.0
 
 

@@ -23,11 +23,11 @@ from quicksilver.engine.config import EngineConfig
 
 # A tenant is active while its requests run, and for this long after it sent one.
 ACTIVE_S = 10.0
-# For this many steps after several requests were open, long contexts count.
+# Steps after the last one with several open requests, for which a row with a long context still counts as several.
 SHARED_STEPS = 256
-# Rows that prompts get in any case.
+# Rows of a forward that prompts get in any case.
 MIN_ROWS = 8
-# Rows of one prompt, however long its context is: beside requests of the same tenant, and while tenants are several.
+# Fewest rows of one prompt, however long its context is: with one active tenant, and with several.
 MIN_CHUNK_ROWS, MIN_SHARED_CHUNK_ROWS = 4, 1
 # Weight of the newest forward in the measured time of a row.
 NEWEST_WEIGHT = 0.3

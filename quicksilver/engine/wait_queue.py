@@ -20,9 +20,9 @@ from quicksilver.backends.base import Sequence
 LOOK_AHEAD = 16
 BATCH_EVERY = 16
 MAX_DEBT = 65_536
-# A backlog that lasts longer is measured over its last part.
+# Longest time over which the rate of admissions is measured; after it, the first half is left out.
 MEASURED_S = 30.0
-# Between two searches for requests that wait too long.
+# Seconds between two searches for requests that wait too long.
 CHECK_S = 0.1
 
 _Queues = dict[str, deque[Sequence]]
@@ -31,9 +31,9 @@ _Queues = dict[str, deque[Sequence]]
 class WaitQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # By `Request.is_batch`.
+        # Interactive and batch requests (index `Request.is_batch`), by tenant.
         self._queues: tuple[_Queues, _Queues] = ({}, {})
-        # Requests that lost their pages: the next ones of their class.
+        # Preempted requests, by the same index. They are admitted before the others of their class.
         self._preempted: tuple[deque[Sequence], deque[Sequence]] = (deque(), deque())
         self._served: dict[str, float] = {}
         self._num_open: Counter[str] = Counter()

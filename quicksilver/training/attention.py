@@ -1,5 +1,5 @@
-"""Attention over packed training rows: documents are isolated from each other, and canvases attend to a clean
-prefix.
+"""Attention over packed training rows: documents are isolated from each other, and canvases attend to the clean
+(unmasked) tokens before them.
 
 On CUDA this uses FlexAttention with block masks, elsewhere SDPA with the same boolean mask. Tests compare both with a
 brute-force mask. A mask is built once per step and shared by all layers.

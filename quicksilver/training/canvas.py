@@ -1,8 +1,8 @@
-"""Trains the canvas adapter: a LoRA applied to canvas rows only, distilled from the frozen causal rows of the same
-weights.
+"""Trains the canvas adapter: a LoRA applied to canvas rows only, distilled from the predictions of the frozen base.
 
-In one step the clean tokens run once without gradient and provide keys, values and hidden states. Random canvases over
-generated tokens then run with the adapter and learn the distribution of the clean stream at each position.
+In one step the clean (unmasked) tokens run once without gradient and provide keys, values and hidden states. Random
+canvases over generated tokens then run with the adapter and learn the distribution of the clean tokens' rows at each
+position.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from quicksilver.training.recipe import Evaluate
 
 PAGE = "comparison.html"
 NUM_EXAMPLES = 6
-# Forwards of a round: a draft and its verification.
+# Forwards of a round of `verify`: a draft and its verification.
 ROUND_FORWARDS = 2
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"

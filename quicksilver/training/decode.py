@@ -79,7 +79,7 @@ class BatchDecoder:
 
     @torch.no_grad()
     def verify(self, weights: CanvasWeights, canvas_len: int) -> Decoded:
-        """A round drafts `canvas_len` tokens and commits those that match the AR rows, plus the next AR token."""
+        """A round drafts `canvas_len` tokens and commits those that equal the AR tokens, plus the next AR token."""
 
         def propose(token: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
             drafted, _ = self._draft(weights, token, at, canvas_len)

@@ -32,9 +32,8 @@ class HeldOut:
 
 
 def measure_drafts(network: Network, weights: CanvasWeights, held_out: HeldOut, spec: Evaluate) -> dict[str, Any]:
-    """Table of decoder, domain and tokens per round, with agreement. AR runs first as the baseline. `confident` is the
-    decoder `confidence` of serving. Shapes change with each round, so the network is not compiled (`as_written`)."""
-    plain = Network(network.model, as_written)
+    """Tokens per round and agreement with AR, by decoder (`confident` is `confidence` of serving) and domain."""
+    plain = Network(network.model, as_written)  # not compiled, because shapes do not repeat
     count = min(held_out.prompts.num_prompts, spec.batch)
     picked = torch.linspace(0, held_out.prompts.num_prompts - 1, count).long().unique().tolist()
     prompts = [held_out.prompts.prompt(i).tolist() for i in picked]

@@ -30,7 +30,7 @@ from quicksilver.training.toy_task import tiny_model
 
 
 def load_base(base: Path | None, skill: Path | None) -> Transformer:
-    """Load the parent in full precision on the CPU, with an optional skill adapter merged."""
+    """Load the base in full precision on the CPU, with an optional skill adapter merged."""
     model = tiny_model() if base is None else load_model(base)
     if skill is not None:
         merge_skill(model, load_adapter(skill))

@@ -218,10 +218,10 @@ class Generator:
 
 
 def temperatures(num_ends: npt.NDArray[np.int64], spec: Generate) -> npt.NDArray[np.float32]:
-    """Per prompt: the first share greedy, the rest warm; prompts without a user turn need more heat to differ."""
+    """By prompt. A share is decoded greedily. Prompts without a user turn are equal, so they get a higher one."""
     share = np.arange(len(num_ends)) % 100 < round(spec.greedy_share * 100)
-    heat = np.where(share, 0.0, spec.temperature)
-    return np.where(num_ends > 1, spec.self_play_temperature, heat).astype(np.float32)
+    usual = np.where(share, 0.0, spec.temperature)
+    return np.where(num_ends > 1, spec.self_play_temperature, usual).astype(np.float32)
 
 
 def generated_rows(generator: Generator, journal: Journal) -> PackedRows:

@@ -1,4 +1,4 @@
-"""Preference training by KTO: accepted proposals become likelier than under the reference, rejected ones less likely.
+"""Preference training by KTO: accepted answers become likelier than under the reference, rejected ones less likely.
 
 The reference is the skill adapter that training starts from; its log-probabilities are computed once. Batches are
 fixed, because the estimate of the divergence pairs each prompt with the next proposal of the same batch.

@@ -1,4 +1,4 @@
-"""Rows of a user's own files: one JSON object per line, each a chat, a gap to fill, an edit, a pair or a text.
+"""Rows of a user's own files: one JSON object per line, each a chat, an infilling, an edit, a pair or a text.
 
     {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
     {"prefix": "def add(a, b):\\n    return ", "middle": "a + b", "suffix": "\\n"}
@@ -25,7 +25,7 @@ from quicksilver.text.chat import Tool
 from quicksilver.text.messages import read_conversation
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 
-# Of the bad rows that one message lists.
+# Most bad rows that one message lists.
 MAX_LISTED = 5
 
 

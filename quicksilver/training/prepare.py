@@ -48,7 +48,7 @@ from quicksilver.training.sources import (
 )
 
 LONGEST_QUESTION = 400
-# Of questions that name their answers, or ask for another tool's notation.
+# Text of questions that are left out: they list possible answers, or ask for the notation of a tool.
 _NOT_OPEN = ("Options:", "toolformer")
 # A source is read until it has this many times the rows of the recipe, then shuffled: files are ordered by package.
 _CANDIDATES = 4
@@ -89,7 +89,7 @@ def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
 
 
 def _finals(data: Data, source: Path) -> dict[str, str]:
-    """The correct short answers of the word problems that the parent answers."""
+    """The correct short answers of the word problems that the base answers in the generate stage."""
     rows = training_rows(PROBLEMS, source, data.seed) if PROBLEMS in data.rows else ()
     return {row.messages[0].content: row.messages[-1].content for row in rows if isinstance(row, ChatRow)}
 
@@ -187,7 +187,7 @@ def _read(share: Share) -> Part:
     return _reader.read(share)
 
 
-# Of a reading process.
+# Set in each process that reads sources.
 _reader: Reader
 
 

@@ -1,4 +1,4 @@
-"""Proposed next edits and whether they are accepted.
+"""Proposals: answers of the model itself to next-edit requests, and whether they are accepted.
 
 A proposal is accepted if it equals the expected region or if its changed lines are nearly those of the expected one.
 If the region should stay, every change is rejected. Standard library and numpy only.

@@ -23,7 +23,7 @@ STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """The frozen parent."""
+    """The frozen base model."""
 
     # GGUF file, safetensors folder, catalogue or hub name; empty builds a tiny random model (the smoke recipe).
     weights: str = ""
@@ -42,7 +42,7 @@ class Data:
     evals: str = ""
     # Tokenizer file; empty takes it from the base weights.
     tokenizer: str = ""
-    # Your own files by a name of your choice: JSON lines of chats, gaps, edits, pairs or texts. Not with `rows`.
+    # Your own files, by any name: JSON lines of chats, infilling, edits, pairs or texts. Not with `rows`.
     files: Mapping[str, str] = field(default_factory=dict)
     row_len: int = 1024
     seed: int = 17
@@ -89,13 +89,13 @@ class Optim:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """LoRA over AR rows, loss on answers only."""
+    """The skill adapter: a LoRA on all rows, with loss on answers only."""
 
     rank: int = 32
     rows_per_batch: int = 64
     # Loss weight of plain text, of the code around a gap, and of what an edit copies.
     text_weight: float = 1.0
-    # How many times the parent's own answers of the generate stage are learned in one pass over the data.
+    # How many times the base's own answers of the generate stage are learned in one pass over the data.
     rehearsals: int = 0
     head_chunk: int = 8192
     # Skill adapter to start from; empty: that of the catalogue model that is the base, else nothing.
@@ -105,7 +105,7 @@ class Skill:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """On-policy text from the frozen AR rows."""
+    """On-policy text: answers that the frozen model samples autoregressively."""
 
     batch: int = 2048
     row_len: int = 1024
@@ -117,7 +117,7 @@ class Generate:
     self_play_share: float = 0.05
     self_play_temperature: float = 0.9
     seed: int = 3
-    # Prompts that earlier text of this seed answered: they come last.
+    # Number of prompts that an earlier run with this seed answered: they come last.
     skip: int = 0
 
 
@@ -165,18 +165,18 @@ class Kto:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The row-gated canvas adapter."""
+    """The canvas adapter: a LoRA that applies to canvas rows only."""
 
     rank: int = 64
-    # Drawn per step, so a length listed twice comes twice as often.
+    # Each step draws one of these lengths, so a length that is listed twice comes twice as often.
     canvas_lens: tuple[int, ...] = (16,)
     # Canvas rows per packed row: canvases = canvas_rows // canvas_len.
     canvas_rows: int = 1024
-    # Learned mask embeddings.
+    # Number of learned mask embeddings.
     max_canvas_len: int = 32
-    # A multiple of the generated rows' length, which are laid side by side; 0 takes them as they are.
+    # A multiple of the length of generated rows, which are joined to rows of this length; 0 keeps their length.
     row_len: int = 0
-    # Of the rows: documents whose prompts were too long to answer on-policy, with the answers they came with.
+    # Share of the rows that hold documents with their own answers, because their prompts are too long to generate.
     written_share: float = 0.0
     rows_per_batch: int = 16
     index_decay: float = 8.0

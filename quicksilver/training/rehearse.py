@@ -1,7 +1,7 @@
-"""Rehearsal: the parent's own answers beside the skills, so that it keeps what it can do while it learns them.
+"""Rehearsal: answers of the base itself as training data of the skill adapter, so that its other abilities stay.
 
-Answers come from the generate stage. Those to word problems are kept where they reach the right number, and most of
-them become thinking: what the parent works out step by step is what it should think before a short answer.
+Answers come from the generate stage. Those to word problems are kept if they reach the right number. Most of them then
+become reasoning: the steps that the base writes are the thinking section before a short answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Trains the skill adapter: an ordinary LoRA on AR rows, plus the embeddings of reserved tokens, with loss on
-answers only.
+"""Trains the skill adapter: an ordinary LoRA on all rows, and embeddings of reserved tokens, with loss on answers only.
 
 The adapter is merged into the base before serving, so it applies to every row here. Plain-text documents have their own
 loss weight; they preserve general language ability.

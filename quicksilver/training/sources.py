@@ -1,7 +1,7 @@
 """Every named source of training rows: files of the data folder, and the syntheses. A recipe sets how many of each.
 
-A source is a function from (folder, seeded random) to rows. What is held out never leaves here as a training row;
-`held_out_rows` gives the other side. Answers whose licence is unclear come as prompt-only rows.
+A source is a function from (folder, seeded random) to rows. Held-out items never become training rows;
+`held_out_rows` returns them. Rows whose answers have an unclear licence are prompt-only.
 """
 
 from __future__ import annotations

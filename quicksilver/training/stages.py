@@ -61,7 +61,7 @@ from quicksilver.training.toy_task import write_verses
 GENERATED = "generated.safetensors"
 PROPOSALS = "proposals.json.xz"
 DISTILLED = "distilled.safetensors.xz"
-# An answer shorter than this leaves no room for a canvas.
+# Fewest answer tokens of a written document. A shorter answer leaves no room for a canvas.
 MIN_WRITTEN = 8
 SKILL, CANVAS = "skill.safetensors", "canvas.safetensors"
 
@@ -74,7 +74,7 @@ class Run:
     folder: Path
     # Folder of the prepared files.
     data: Path
-    # The frozen parent's weights; None if the recipe uses a random one.
+    # Weights of the frozen base; None if the recipe uses a random one.
     base: Path | None
     # A skill adapter made by another run; this run's own is used where there is none.
     skill: Path | None
@@ -87,7 +87,7 @@ class Run:
         return Journal(self.folder / "log", stage)
 
     def network(self, with_skill: bool) -> Network:
-        """The parent on the device, with the recipe's (or this run's) skill adapter merged if asked for."""
+        """The base on the device, with the recipe's (or this run's) skill adapter merged if asked for."""
         dtype = torch.bfloat16 if self.recipe.base.dtype == "bfloat16" else torch.float32
         model = load_base(self.base, self._skill() if with_skill else None)
         return Network(model.to(self.device, dtype).eval())
@@ -139,7 +139,7 @@ def prepare(run: Run) -> None:
 
 
 def distil(run: Run) -> None:
-    """A larger model's answers, in our ids, beside the prepared rows."""
+    """Writes the answers of a larger model as packed rows, in the token ids of the base."""
     target = run.folder / DISTILLED
     if target.exists() or run.base is None:
         return

@@ -27,7 +27,7 @@ class CpuBackend(TorchBackend):
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         super().__init__(model, cache, logit_rows)
         self.network = CompiledNetwork(model)
-        # The thread pool of the compiled code has the threads. Torch's own would spin beside them.
+        # The compiled code has a thread pool of its own. Threads of torch would only take processor time from it.
         torch.set_num_threads(1)
 
     def _forward(self, works: Seq[Work]) -> Tensor:

@@ -32,7 +32,7 @@ DEPTH, SINGLE_TOKEN_DEPTH = 2, 3
 
 class CudaBackend:
     round_cost: RoundCost | None = None
-    # The kernels have no path for them, and a captured graph cannot take other matrices.
+    # The kernels cannot apply row adapters, and a captured graph cannot take other matrices.
     supports_adapters = False
 
     def __init__(self, executor: GraphExecutor) -> None:

@@ -1,4 +1,4 @@
-"""The persistent batch on a GPU: one CUDA graph per round of one token for 16 to 512 slots.
+"""The persistent batch on a GPU: 16 to 512 slots for one sequence each. A round is one graph: a token for every slot.
 
 Last token, position and page table of every slot are parts of one device buffer that graphs of all sizes share. What
 changes between two rounds (sequences that join or leave, new pages) is sent as one list of (index, value) pairs. Graphs

@@ -190,7 +190,7 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
 
 
 def _soft_embeddings(works: Seq[Work], x: Tensor) -> Tensor:
-    """Of the canvas rows of all works; zeros where a canvas is new."""
+    """The soft embeddings of the canvas rows of all works, in order; zeros for a new canvas."""
     tails = [work.tail for work in works if work.tail is not None]
     parts = [x.new_zeros(len(t.token_ids), x.shape[-1]) if t.soft is None else t.soft.to(x) for t in tails]
     return torch.cat(parts)

@@ -41,12 +41,12 @@ from quicksilver.server.services import OpenRequests
 log = logging.getLogger("quicksilver.route")
 
 REPEATABLE_METHODS = ("GET", "HEAD")
-# Requests that change nothing and are not charged.
+# POST requests that change nothing and are not charged, so they may be sent twice.
 REPEATABLE_POSTS = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
 # Paths that servers with accounts answer only to callers with a valid key.
 KEYED_PREFIXES = ("/v1/", "/api/")
 KEYED_PATHS = ("/tokenize", "/detokenize", "/infill")
-# Of a refusal that is kept in case no other server answers.
+# Longest body of a 503 that is kept, to be passed on if no other server answers.
 MAX_REFUSAL_BYTES = 64 * 2**10
 
 

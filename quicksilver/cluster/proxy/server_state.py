@@ -11,7 +11,7 @@ from quicksilver.cluster.proxy.config import Address, RouteConfig
 from quicksilver.cluster.proxy.connection import ServerConnection, ServerTimedOut
 from quicksilver.cluster.routing.breaker import Breaker
 
-# Longest time for which a server that refused a request gets only what no other one can take.
+# Longest time for which a server that refused a request gets only requests that no other server can take.
 MAX_BUSY_S = 5.0
 MAX_IDLE_CONNECTIONS = 256
 

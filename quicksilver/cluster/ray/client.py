@@ -41,11 +41,11 @@ log = logging.getLogger("quicksilver.cluster")
 
 # Bytes of a token id in the hash of a prompt.
 ID_BYTES = 4
-# For a replica that takes a request. A model without replicas is being started meanwhile.
+# Seconds that a request waits for a replica that takes it. A model without replicas is started meanwhile.
 ACCEPT_S = 30.0
-# Requests that wait for it in this process; further ones are refused, with this retry delay.
+# Requests of this process that may wait for a replica; further ones are refused, with this retry delay.
 MAX_WAITING, FULL_RETRY_S = 1024, 5.0
-# Pause between questions for unknown replicas.
+# Seconds between two questions to Ray for replicas that are not known yet.
 POLL_S = 1.0
 
 
@@ -210,7 +210,7 @@ class ClusterEngine:
             raise EngineUnavailable("no replica is free; retry shortly", retry_after_s=FULL_RETRY_S) from None
         finally:
             if found is None:
-                # This request may have been woken for a place that another one can have.
+                # This request may have been woken for a place that it no longer needs, so it wakes the next one.
                 self._wake(1)
         return found
 

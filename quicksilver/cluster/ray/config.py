@@ -43,9 +43,9 @@ class ClusterModel:
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     models: tuple[ClusterModel, ...]
-    # Of a running Ray cluster; empty: `cluster up` starts one on this machine.
+    # Address of a running Ray cluster; empty: `cluster up` starts one on this machine.
     address: str = ""
-    # Seconds that a replica may finish its open requests when it is removed.
+    # Seconds that a replica has to finish its open requests when it is removed.
     drain_s: float = 60.0
     # Folder whose modules the replicas import before installed ones; for development.
     python_path: str = ""

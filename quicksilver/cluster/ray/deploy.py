@@ -27,10 +27,10 @@ from quicksilver.worker.program import WorkerConfig
 
 ROUTER = "quicksilver.cluster.ray.router:UnknownFirstRouter"
 POLICY = "quicksilver.cluster.ray.scaling:num_replicas"
-# Replicas report their open requests this often, and their mean over this time counts.
+# Seconds between two reports of open requests by a replica, and over which autoscaling takes their mean.
 REPORT_S, LOOK_BACK_S = 1.0, 5.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
-# Of the call without a token.
+# Seconds for the call that tests whether the cluster refuses calls without a token.
 PROBE_S = 10.0
 
 

@@ -11,7 +11,7 @@ import hmac
 import os
 
 SECRET_BYTES = NONCE_BYTES = PROOF_BYTES = 32
-# For the handshake of one client.
+# Seconds for the handshake of one client.
 HANDSHAKE_S = 5.0
 
 

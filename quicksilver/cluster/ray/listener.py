@@ -1,4 +1,4 @@
-"""Listener: the port of a replica. API processes send it the commands of `worker.protocol` after a handshake."""
+"""ReplicaListener: the port of a replica. API processes send it the commands of `worker.protocol` after a handshake."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from quicksilver.worker.server import Connection
 
 # Connections whose handshake has not ended; further ones are closed at once.
 MAX_STRANGERS = 64
-# An API process that acknowledges nothing for this long is gone, with its machine or its network.
+# Seconds after which an API process that acknowledges nothing is taken for lost, with its machine or network.
 GONE_S = 10.0
-# From the heartbeat that says that the replica is drained to its end.
+# Seconds between the heartbeat that announces the drain and the end of the replica.
 NOTICE_S = 2 * protocol.HEARTBEAT_S
 
 
@@ -67,7 +67,7 @@ class RelayedEngine:
             self.num_open -= 1
 
     def abort(self, request_id: str) -> None:
-        """The cancellation of `submit` has done it."""
+        """Nothing is left to do: the cancellation of `submit` ends the request."""
 
     async def score(self, request: ScoreRequest) -> Scores:
         self._begin()
@@ -85,7 +85,7 @@ class RelayedEngine:
         self.num_open += 1
 
 
-class Listener:
+class ReplicaListener:
     """`open`, then `drain`."""
 
     def __init__(self, engine: EngineClient, max_open: int) -> None:

@@ -12,11 +12,11 @@ import sys
 import time
 
 from quicksilver.cluster.ray import messages
-from quicksilver.cluster.ray.listener import Listener
+from quicksilver.cluster.ray.listener import ReplicaListener
 from quicksilver.cluster.ray.scaling import OPEN
 from quicksilver.worker.client import RemoteEngine
 
-# A worker that is not ready for longer makes its replica unhealthy.
+# Seconds without a ready worker after which a replica is unhealthy.
 MAX_NOT_READY_S = 120.0
 # The address to listen on, in the environment of replicas of a cluster on one machine.
 HOST_VARIABLE = "QUICKSILVER_REPLICA_HOST"
@@ -41,11 +41,11 @@ class EngineReplica:
         self._config = messages.decode_config(config)
         self._engine = await RemoteEngine([sys.executable, *self._config.arguments]).start()
         self._host = own_address()
-        self._listener = await Listener(self._engine, self._config.max_open).open(self._host)
+        self._listener = await ReplicaListener(self._engine, self._config.max_open).open(self._host)
         self._ready_at = time.monotonic()
 
     async def describe(self, known: list[str]) -> bytes:
-        """A ReplicaInfo. The argument is for the router."""
+        """An encoded ReplicaInfo. Only `UnknownFirstRouter` uses the argument, the replicas that the caller knows."""
         listener = self._listener
         info = messages.ReplicaInfo(self._name, self._host, listener.port, listener.secret, self._config.max_open)
         return messages.encode(info)

@@ -13,7 +13,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 class UnknownFirstRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, **kwargs: Any) -> None:
-        """There is none."""
+        """Required by Ray Serve; this router has no state."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

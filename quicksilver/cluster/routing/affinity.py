@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 # A replica is skipped if its load is over the mean by this share and this many requests.
 EXTRA_SHARE, EXTRA_REQUESTS = 0.25, 2.0
-# Numbers of leading pages that a prompt is identified by: the largest that it fills.
+# A prompt is identified by its leading pages: by the largest of these numbers of pages that it fills.
 PREFIX_PAGES = (16, 4, 1)
 
 

@@ -1,4 +1,4 @@
-"""affinity_keys: what identifies the prompt of an HTTP body, for `affinity.rank`.
+"""affinity_keys: hashes of the prompt in an HTTP body, by which `affinity.rank` chooses a replica.
 
 The first key is the hash of the leading text: tools, system prompt, messages, in the order in which a chat template
 writes them. The second one is the hash of the conversation up to its first user message; it keeps a conversation on one
@@ -20,7 +20,7 @@ PAGE_BYTES = 64
 # A longer body is identified by its leading bytes, without being parsed.
 MAX_PARSED_BYTES = 2**20
 MAX_PREFIX_BYTES = PREFIX_PAGES[0] * PAGE_BYTES
-# Of the beginning of a conversation.
+# Longest beginning of a conversation that is hashed.
 MAX_CONVERSATION_BYTES = 64 * 2**10
 # Fields that precede the messages in a prompt, and fields that hold the messages or the text.
 LEADING_FIELDS, TEXT_FIELDS = ("tools", "system", "instructions"), ("messages", "input", "prompt", "input_prefix")

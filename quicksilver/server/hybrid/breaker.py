@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# A longer Retry-After is shortened to this.
+# A longer Retry-After of an upstream is shortened to this.
 MAX_RETRY_AFTER_S = 300.0
 
 

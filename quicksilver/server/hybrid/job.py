@@ -1,8 +1,8 @@
 """HybridJob: tries the targets of a route in order until one delivers the reply.
 
-A leg that fails before the first byte is replaced by the next one. A streamed reply without a gate passes on pieces as
-they come; every other leg is read whole first, so that any failure can be replaced. If no later target answers, the
-last answer that did not pass the gate is delivered.
+A leg is the attempt of one target. One that fails before the first byte is replaced by the next leg. A streamed reply
+without a gate passes on pieces as they come; every other leg is read whole first, so that any failure can be replaced.
+If no later target answers, the last answer that did not pass the gate is delivered.
 
 At most one ledger row is open at a time. `HandOver` entries close the row of one leg and open that of the next one.
 """
@@ -48,7 +48,7 @@ class HybridJob(Job):
         self._opener = opener
         self._route = route
         self._is_streamed = is_streamed
-        # The leg whose row is open, and what the row is charged if the leg is over; None: nothing.
+        # The leg whose ledger row is open, and the usage that the row is charged for if the leg is over; None: nothing.
         self._row: Leg | None = None
         self._owed: Usage | None = None
         self._is_running = False

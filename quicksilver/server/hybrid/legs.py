@@ -98,7 +98,7 @@ class Leg:
 
     @property
     def content(self) -> str:
-        """Of the first answer, once it was filled."""
+        """The text of the first answer, after `fill`."""
         answer = CollectedAnswer()
         for index, piece in self.pieces:
             if index == 0:

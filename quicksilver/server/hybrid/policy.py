@@ -62,7 +62,7 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A server with an OpenAI-compatible chat endpoint."""
 
     name: Name
-    # Up to and including `/v1`.
+    # The address up to and including `/v1`.
     url: str
     model: str
     price: TokenPrices
@@ -82,7 +82,7 @@ class UpstreamSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class GateSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an answer needs to be delivered without asking the next target. A field that is left out does not apply."""
+    """Conditions under which an answer is delivered and the next target is not asked. Unset fields do not apply."""
 
     # Mean and least log-probability of the answer's tokens, without those that a grammar forced.
     mean_logprob: Logprob | None = None
@@ -100,12 +100,12 @@ class GateSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 class RuleCondition(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A request matches if it matches every field that is set."""
 
-    # At least one of them.
+    # The request is of at least one of these kinds.
     kinds: frozenset[CallKind] = frozenset()
     profiles: frozenset[Profile] = frozenset()
     # `reasoning_effort` of the request.
     efforts: frozenset[str] = frozenset()
-    # Ids of projects.
+    # Ids of the projects whose requests match.
     projects: frozenset[str] = frozenset()
     # Characters of all messages and tools.
     min_chars: Count = 0

@@ -25,7 +25,7 @@ LOCAL_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class CallFacts:
-    """What the rules are about."""
+    """The properties of a request that rules test."""
 
     profile: Profile = Profile.BALANCED
     kinds: frozenset[CallKind] = frozenset({CallKind.CHAT})
@@ -44,7 +44,7 @@ class CallRoute:
     rule: str
     targets: tuple[str, ...]
     gate: GateSettings | None = None
-    # An answer that did not pass the gate is a predicted output for the next target.
+    # Whether an answer that did not pass the gate is sent to the next target, as its predicted output.
     sends_draft: bool = False
     # Targets of the rule that are not tried, with the reason.
     skipped: dict[str, str] = field(default_factory=dict)

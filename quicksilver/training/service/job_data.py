@@ -34,9 +34,8 @@ class JobData:
 
     @property
     def work(self) -> dict[str, float]:
-        """The approximate work of each stage, in tokens of a forward, for `TimeLeft`. A training step has a forward and
-        a backward, hence the factor 2. A measurement also decodes answers, which is about 1500 tokens of work."""
-        measured = 1500.0 + sum(example.num_tokens for example in self.validation[:128])
+        """The approximate work of each stage for `TimeLeft`, in tokens of a forward. A backward counts as a forward."""
+        measured = 1500.0 + sum(example.num_tokens for example in self.validation[:128])  # 1500: answers are decoded
         steps = 2.0 * self.epoch_tokens * self.plan.num_epochs
         return {"before": measured, "train": steps, "after": measured}
 

@@ -12,7 +12,7 @@ import pytest
 from quicksilver.cluster.ray import listener, messages
 from quicksilver.cluster.ray.client import open_connection
 from quicksilver.cluster.ray.connection import ReplicaConnection
-from quicksilver.cluster.ray.listener import Listener
+from quicksilver.cluster.ray.listener import ReplicaListener
 from quicksilver.core import Delta, Event, FinishReason, Request, ScoreRequest
 from quicksilver.errors import ContextTooLong, EngineDied, EngineOverloaded, EngineUnavailable
 from quicksilver.worker import protocol
@@ -30,7 +30,7 @@ class Replica:
 
     def __init__(self, script: Script, max_open: int) -> None:
         self.engine = FakeEngine(script)
-        self.listener = Listener(self.engine, max_open)
+        self.listener = ReplicaListener(self.engine, max_open)
         self._max_open = max_open
         self.connections: list[ReplicaConnection] = []
 
@@ -48,7 +48,7 @@ class Replica:
                 await asyncio.sleep(0.001)
 
 
-async def until_closed(found: Listener) -> None:
+async def until_closed(found: ReplicaListener) -> None:
     async with asyncio.timeout(20):
         while found._writers:
             await asyncio.sleep(0.001)
