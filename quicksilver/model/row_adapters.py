@@ -19,7 +19,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.peft import MAX_PEFT_RANK
 from quicksilver.model.lowrank import Adapter, CanvasAdapter, LowRank, LowRankModules
 
-# Of the matrices of one adapter, after up to three fused projections were joined.
+# Largest rank of an adapter's matrices, after up to three fused projections were joined.
 MAX_RANK = 3 * MAX_PEFT_RANK
 
 Pair = LowRank | LowRankModules

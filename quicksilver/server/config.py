@@ -80,7 +80,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8480
     admin_host: str = "127.0.0.1"
-    # Of the listener with `/metrics` and the accounts; 0 takes a free port.
+    # Port of the listener with `/metrics` and the accounts; 0 takes a free port.
     admin_port: int = 8481
     # Host names this server answers to, without port; `*` answers to all.
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
@@ -101,7 +101,7 @@ class ServerConfig:
     max_connections: int = 8192
     # Requests in flight, all kinds together; one more is a 503.
     max_open: int = 4096
-    # Of them, requests to routes that need no key.
+    # Requests in flight to routes that need no key.
     max_open_public: int = 128
     # Requests of one key that wait while it has its most requests in flight, and how long one waits before it is a 429.
     max_in_flight_waiting: int = 512
@@ -112,9 +112,9 @@ class ServerConfig:
     keep_alive_comment_s: float = 15.0
     # Most `diffusing` snapshots sent on one stream in a second.
     frames_per_s: float = 30.0
-    # Of chat requests that name none.
+    # Temperature of chat requests that name none.
     temperature: float = 0.75
-    # Of chat requests that name none; None: no reasoning.
+    # Effort of chat requests that name none; None: no reasoning.
     reasoning_effort: str | None = None
     timeouts: Timeouts = Timeouts()
     card: ModelCard = ModelCard()

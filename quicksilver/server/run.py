@@ -33,7 +33,7 @@ from quicksilver.worker.collector import collect_rarely
 log = logging.getLogger("quicksilver.server")
 
 FORCED_EXIT_S = 3
-# Between two returns of freed memory to the operating system.
+# Seconds between two returns of freed memory to the operating system.
 TRIM_S = 30.0
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -67,7 +67,7 @@ class OpenRequests:
 
     def __init__(self) -> None:
         self.num_open = 0
-        # Of them, requests to routes that need no key.
+        # Those of `num_open` whose routes need no key.
         self.num_open_public = 0
         self.is_draining = False
         # Tasks that wait for the next piece of a stream; at the end of a drain they are interrupted.

@@ -30,7 +30,7 @@ DAY_S = 86_400
 EVICTED = ("response", "chat", "capture")
 # Kinds of which finished objects are deleted when they are old.
 AGED = ("batch",)
-# Of the bodies on one page of a list.
+# Most bytes of all bodies on one page of a list.
 PAGE_BYTES = 8 * 2**20
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("quicksilver.server")
 
 COMMAND = (sys.executable, "-m", "quicksilver.training.service.program")
-# Between two looks for open jobs, and between two looks at the engines while a trainer runs.
+# Seconds between two searches for open jobs, and between two checks of the engines while a trainer runs.
 POLL_S, LOOK_S = 1.0, 0.1
-# Between two deletions of what is old in the store.
+# Seconds between two deletions of expired objects in the store.
 SWEEP_S = 3600.0
 # A trainer may finish its step and write a checkpoint before it is ended.
 STOP_S = 15.0

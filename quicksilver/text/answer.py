@@ -25,7 +25,7 @@ from quicksilver.text.canvas_text import CanvasText, CommittedToken
 from quicksilver.text.channels import Channel, ChannelDelta, Channels, Detokenizer
 from quicksilver.text.tokenizer import Tokenizer
 
-# Of the reason why an output is invalid: it may name keys that the model wrote.
+# Longest reason why an output is invalid: it may name keys that the model wrote.
 MAX_FAULT_CHARS = 200
 # Errors that the engine reports by code and that are not failures of its own.
 KNOWN_ERRORS: dict[str, type[QuicksilverError]] = {
@@ -42,7 +42,7 @@ class ReadOptions:
 
     stop: tuple[str, ...] = ()
     tool_names: frozenset[str] = frozenset()
-    # Of them, tools that take plain text instead of JSON arguments.
+    # Those of `tool_names` that take plain text instead of JSON arguments.
     text_tools: frozenset[str] = frozenset()
     # The text between such a call and its closing tag.
     call_padding: str = ""
@@ -75,7 +75,7 @@ class TextDelta:
     """Committed text."""
 
     deltas: tuple[ChannelDelta, ...]
-    # Of the content tokens only.
+    # Log-probabilities of the content tokens only.
     logprobs: tuple[TokenLogprob, ...] = ()
     num_tokens: int = 0
     # Prompt tokens found in the prefix cache; None until the engine reports them.
@@ -115,9 +115,9 @@ class Finished:
     num_calls: int = 0
     # The stop string that ended the answer.
     stop: str | None = None
-    # Of the token that ended the answer, if the request asks for log-probabilities.
+    # Log-probability of the token that ended the answer, if the request asks for log-probabilities.
     stop_logprob: TokenLogprob | None = None
-    # Of each label, for an answer that was chosen from labels.
+    # Probability of each label, for an answer that was chosen from labels.
     probabilities: Mapping[str, float] | None = None
 
 

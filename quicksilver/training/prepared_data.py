@@ -37,7 +37,7 @@ class Facts:
     rows: int
     # Rows dropped because they share 13 words with an evaluation.
     overlaps: int
-    # Of the packed training rows.
+    # Hash of the packed training rows.
     sha256: str
 
     def save(self, folder: Path) -> None:

@@ -222,7 +222,7 @@ class Recipe:
     canvas: Canvas = field(default_factory=Canvas)
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
-    # Of the file's bytes; set by `load_recipe`.
+    # Hash of the file's bytes; set by `load_recipe`.
     sha256: str = ""
     # What the command line changed; set by `load_recipe`.
     overrides: tuple[str, ...] = ()

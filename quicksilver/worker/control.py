@@ -21,7 +21,7 @@ from quicksilver.errors import EngineUnavailable, QuicksilverError
 from quicksilver.worker import protocol
 from quicksilver.worker.pool import EnginePool, PooledEngine
 
-# Between two looks at the state of the pool. A worker that was replaced has a new socket.
+# Seconds between two checks of the state of the pool. A worker that was replaced has a new socket.
 POLL_S = 0.05
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger("quicksilver.models")
 
 # A connection that ended is tried again at the same address after this time, if no other address was announced.
 RECONNECT_S = 1.0
-# From `Loaded` to a connection with the worker.
+# Seconds from `Loaded` to a connection with the worker.
 CONNECT_S = 10.0
 
 

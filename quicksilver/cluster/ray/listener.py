@@ -96,7 +96,7 @@ class ReplicaListener:
         self._num_strangers = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
-    async def open(self, host: str) -> Listener:
+    async def open(self, host: str) -> ReplicaListener:
         """Listens on a free port of this address."""
         self._server = await asyncio.start_server(self._accept, host, 0)
         self.port = self._server.sockets[0].getsockname()[1]

@@ -36,7 +36,7 @@ class EncoderConfig:
     memory_bytes: int = 2**30
     # A process that owes a reply and uses no processor time for this long is replaced.
     stall_s: float = 2.0
-    # Between two heartbeats to idle processes.
+    # Seconds between two heartbeats to idle processes.
     heartbeat_s: float = 1.0
     # Longest time for one prompt, waiting included.
     deadline_s: float = 20.0

@@ -17,7 +17,7 @@ from quicksilver.server.generation.in_flight import InFlightQueue
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
 
-# Between two checks that the key of a running stream is still valid; also the longest time between checkpoints.
+# Seconds between two checks that the key of a running stream is valid; also the longest time between checkpoints.
 KEY_CHECK_S = 1.0
 # A stream waits this many times the duration of its last checkpoint before the next one, so that checkpoints take at
 # most a twentieth of the ledger's capacity.

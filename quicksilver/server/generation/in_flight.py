@@ -17,7 +17,7 @@ from quicksilver.accounts.identity import Identity
 from quicksilver.errors import TooManyInFlight
 
 Result = TypeVar("Result")
-# Between two attempts, if no request ends in this process.
+# Seconds between two attempts, if no request ends in this process.
 RETRY_S = 0.25
 
 

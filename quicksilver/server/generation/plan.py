@@ -33,9 +33,9 @@ from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, AnswerReader, Finished, ReadOptions
 from quicksilver.text.tokenizer import Tokenizer
 
-# Of a `realtime` request: a smaller canvas commits its first token sooner.
+# Canvas length of a `realtime` request: a smaller canvas commits its first token sooner.
 REALTIME_CANVAS_LEN = 8
-# Of the fields that a warning names.
+# Most fields that a warning names, and characters of each name.
 MAX_NAMES, MAX_NAME_CHARS = 8, 64
 
 

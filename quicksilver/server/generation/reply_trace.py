@@ -27,7 +27,7 @@ OPERATIONS = {
     "decisions": "decide",
     "systemone": "decide",
 }
-# Of a reply whose reader was gone before its end.
+# Outcome of a reply whose reader was gone before its end.
 DISCONNECTED = "client_disconnected"
 
 

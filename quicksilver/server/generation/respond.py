@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     # Needs an optional extra.
     from quicksilver.server.generation.reply_trace import ReplyTrace
 
-# Of a stream that is kept for replay. A longer one is generated and charged again when it is requested again.
+# Longest stream that is kept for replay. A longer one is generated and charged again when it is requested again.
 MAX_RECORDED_BYTES = 4 * 2**20
 
 Chunk = Mapping[str, Any]

@@ -22,7 +22,7 @@ from quicksilver.errors import (
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
 MAX_MESSAGE_CHARS = 2000
-# Of one step of a path such as `messages.0.content`: a key of an object that the client chose.
+# Most characters of one step of a path such as `messages.0.content`: a step may be a key that the client chose.
 MAX_STEP_CHARS = 64
 
 

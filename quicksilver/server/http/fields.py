@@ -42,7 +42,7 @@ MAX_CHOICE_CHARS = 1024
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_PROMPTS = 32
 MAX_JSON_NODES = 100_000
-# Of free JSON as it is read; a schema has a tighter bound of its own, in the grammar compiler.
+# Nesting of free JSON that is accepted; the grammar compiler has a tighter bound for schemas.
 MAX_JSON_DEPTH = 64
 
 

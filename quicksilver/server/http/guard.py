@@ -46,9 +46,9 @@ log = logging.getLogger("quicksilver.server")
 ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
 # Headers that decide how a request is treated. With two of one name, a proxy may have checked the other one.
 SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
-# Of 2**63 - 1.
+# Digits of 2**63 - 1.
 MAX_LENGTH_DIGITS = 19
-# Of a request whose client closed the connection before the reply started; never sent.
+# Logged status of a request whose client closed the connection before the reply started; never sent.
 CLIENT_CLOSED = 499
 # Route of a path that does not exist. The path itself is never recorded, since callers invent paths.
 UNMATCHED = "unmatched"

@@ -20,7 +20,7 @@ from starlette.types import Scope
 from quicksilver import __version__
 
 TRACES_PATH = "/v1/traces"
-# For one export, and for the last one while the server ends.
+# Seconds for one export, and for the last one while the server ends.
 EXPORT_S = 3.0
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 

@@ -10,7 +10,7 @@ from typing import Self
 from quicksilver.errors import QuicksilverError
 from quicksilver.tuning.jobs import LEASE_S, RENEW_S, JobStore, TuningJob
 
-# Between two looks at the engine while training waits for it.
+# Seconds between two checks of the engine while training waits for it.
 WAIT_S = 0.05
 
 

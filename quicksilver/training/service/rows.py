@@ -28,7 +28,7 @@ from quicksilver.text.messages import read_conversation
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 from quicksilver.training.service.faults import Faults, lone_surrogate, pointer_of
 
-# Around the region in replies of the API.
+# Text around the region in replies of the API.
 FENCE_OPEN, FENCE_CLOSE = "```\n", "\n```"
 # Lines that are read; the file is refused if it has more.
 MAX_ROWS = 100_000

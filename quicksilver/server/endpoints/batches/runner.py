@@ -38,7 +38,7 @@ log = logging.getLogger("quicksilver.server")
 BATCH, CANCELLATION, LINE, FAILED_LINE = "batch", "batch_cancellation", "line", "failed_line"
 LEASE_S = 10
 RENEW_S = 2.0
-# Between two looks for batches of processes that died.
+# Seconds between two searches for batches of processes that died.
 POLL_S = 5.0
 WINDOW_S = 24 * 3600
 # While other requests wait for the engine, no line is started for this long.

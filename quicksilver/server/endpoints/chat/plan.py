@@ -72,7 +72,7 @@ ROLES: dict[str, Role] = {
 }
 # OpenAI's names of efforts that have another name here.
 EFFORTS = {"minimal": "instant", "xhigh": "high"}
-# In one answer that may call tools in parallel.
+# Most tool calls in one answer that may call tools in parallel.
 MAX_CALLS = 16
 NO_INPUTS: Mapping[str, ResponseFormat] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-# Of a function in a chat body.
+# Longest name of a function in a chat body.
 MAX_NAME_CHARS = 64
 DIGEST_CHARS = 8
 

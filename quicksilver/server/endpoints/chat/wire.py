@@ -45,7 +45,7 @@ from quicksilver.server.http.fields import (
     Wire,
 )
 
-# Of a template: characters of one hole, and of one fixed part.
+# Most characters of one hole and of one fixed part of a template.
 MAX_HOLE_CHARS, MAX_FIXED_CHARS = 1000, 4000
 
 

@@ -31,7 +31,7 @@ from quicksilver.server.services import Services
 from quicksilver.text.answer import ReadOptions
 from quicksilver.text.special_tokens import Specials
 
-# Of a plain continuation without `max_tokens`: it has no natural end.
+# Token limit of a plain continuation without `max_tokens`: it has no natural end.
 COMPLETION_TOKENS = 256
 # Tokens that a code prompt always gets, however long an answer is requested.
 MIN_CODE_PROMPT = 64

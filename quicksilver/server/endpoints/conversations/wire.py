@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from quicksilver.server.endpoints.responses.wire import InputItem
 from quicksilver.server.http.fields import Metadata, Wire
 
-# In one request.
+# Most items that one request adds.
 MAX_NEW_ITEMS = 20
 
 NewItems = Annotated[list[InputItem], Field(max_length=MAX_NEW_ITEMS)]

@@ -50,7 +50,7 @@ FORM = {
         },
     }
 }
-# Of a file that expires, in seconds.
+# Longest time after which a file may be set to expire.
 MAX_AGE_S = 30 * 86_400
 MAX_AGE_DIGITS = 9
 

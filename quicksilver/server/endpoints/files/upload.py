@@ -21,9 +21,9 @@ from quicksilver.server.http.body import BodyClock, check_announced, too_large
 SPOOL_BYTES = 2**20
 MAX_FIELD_BYTES = 4096
 MAX_PARTS = 32
-# From RFC 2046.
+# Longest boundary by RFC 2046.
 MAX_BOUNDARY_BYTES = 70
-# Around the file: headers, boundaries and the other fields.
+# Bytes of an upload besides the file: headers, boundaries and the other fields.
 OVERHEAD_BYTES = 2**17
 
 

@@ -16,7 +16,7 @@ from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
 
 # The most tokens of one tool result that Codex keeps, and the share of the context that it may fill.
 MAX_RESULT_TOKENS, RESULT_SHARE = 10_000, 4
-# Of a model that has not been loaded yet, so that its context is unknown.
+# Context that is listed for a model that has not been loaded yet, so that its own is unknown.
 UNKNOWN_CONTEXT = 8192
 EFFORTS = {"low": "Short reasoning", "medium": "Balanced reasoning", "high": "Long reasoning"}
 INSTRUCTIONS = """\

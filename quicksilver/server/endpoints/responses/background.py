@@ -65,7 +65,7 @@ class LiveEvents:
             await changed.wait()
 
 
-# By the id of the response.
+# Events of responses that run in this process, by the id of the response.
 _live: dict[str, LiveEvents] = {}
 
 
