@@ -60,7 +60,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 def short() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canvas_refresh, "LEARNING_RATE", 1.5e-2)
-        patch.setitem(canvas_refresh.NUM_STEPS, "cpu", 24)
         yield
 
 
