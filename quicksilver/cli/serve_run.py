@@ -95,7 +95,7 @@ async def _served_model(
     engines: Mapping[str, EngineClient],
     served: Mapping[str, ServedModel],
 ) -> ServedModel:
-    """An adapter shares tokenizer and encoders with its base if both or neither have a skill, which adds tokens."""
+    """Tokenizer and encoders are shared with the base unless only one has a skill adapter, which adds tokens."""
     engine = served_engine(model, engines)
     base = next((each for each in settings.models if each.files.name == model.base), None)
     if base is not None and (base.files.skill is None) == (model.files.skill is None):
