@@ -8,6 +8,8 @@ __version__ = "0.1.0"
 _MODULES = {
     **dict.fromkeys(("LLM", "AsyncLLM", "Answer", "Piece"), "quicksilver.llm"),
     **dict.fromkeys(("DecodeParams", "DecoderParams", "DecoderName", "CommitRule", "FinishReason"), "quicksilver.core"),
+    "EngineConfig": "quicksilver.engine.config",
+    "LoadConfig": "quicksilver.engine.load",
     "Message": "quicksilver.text.conversation",
     "QuicksilverError": "quicksilver.errors",
 }

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+import quicksilver
 from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, help_texts, setting
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig
@@ -48,3 +49,8 @@ def test_an_unknown_decoder_or_rule_is_refused_by_name(field: str, param: str) -
     with pytest.raises(InvalidRequest, match=f"unknown {param} 'bogus'; the names are: ") as refused:
         DecoderParams(**{field: "bogus"})  # type: ignore[arg-type]
     assert refused.value.param == param
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in quicksilver.__all__:
+        assert getattr(quicksilver, name) is not None

@@ -289,7 +289,7 @@ def _project_row(project: AccountRecord, title: str) -> Row:
         "created": _date(project.created_at),
         "state": "disabled" if project.is_disabled else "active",
         "spent": in_credits(project.spent),
-        "budget": "unlimited" if project.allowance is None else in_credits(project.allowance),
+        "budget": _budget(project),
         "may_leave": "yes" if project.may_leave else "no",
     }
 
@@ -307,9 +307,19 @@ def _key_row(key: KeyRecord, projects: Mapping[str, str]) -> Row:
         "models": "all" if key.models is None else " ".join(sorted(key.models)),
         "expires": "never" if key.expires_at is None else _date(key.expires_at),
         "spent": in_credits(account.spent),
-        "budget": "unlimited" if account.allowance is None else in_credits(account.allowance),
-        "limits": " ".join(f"{name}={value}" for name, value in limits.items()) or "none of its own",
+        "budget": _budget(account),
+        "limits": " ".join(_limit(name, value) for name, value in limits.items()) or "none of its own",
     }
+
+
+def _budget(account: AccountRecord) -> str:
+    if account.allowance is None:
+        return "unlimited"
+    return in_credits(account.allowance) + (f" per {account.period}" if account.period else "")
+
+
+def _limit(name: str, value: int) -> str:
+    return f"{name}={value}" if name == "concurrency" else f"{name}={value}/min"
 
 
 def _price_rows(admin: AdminService) -> list[Row]:

@@ -65,6 +65,8 @@ class Catalogue:
             near = difflib.get_close_matches(name, self.models, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             known = ", ".join(sorted(self.models))
+            if name.startswith("ft:"):
+                hint = " Tuned models are used through a server: `quicksilver serve` offers them under these names."
             found = f"there is no model, folder or file named {name!r}.{hint}"
             raise ModelNotFound(f"{found} Known models: {known}", param="model")
         return self.models[name]

@@ -167,7 +167,9 @@ class ModelConfig:
         for an unknown family or an unsupported option."""
         try:
             return _from_hf(config, name)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+        except KeyError as error:
+            raise CheckpointRefused(f"config.json has no {error.args[0]}") from error
+        except (TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
             raise CheckpointRefused(f"config.json: {type(error).__name__}: {error}") from error
 
     @classmethod
@@ -179,7 +181,9 @@ class ModelConfig:
         """
         try:
             return _from_gguf(fields)
-        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+        except KeyError as error:
+            raise CheckpointRefused(f"the GGUF metadata have no {error.args[0]}") from error
+        except (TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
             raise CheckpointRefused(f"GGUF metadata: {type(error).__name__}: {error}") from error
 
 

@@ -125,7 +125,7 @@ def test_a_new_key_may_have_limits(run: Run, url: str, config: AccountsConfig) -
     assert (key.account.limits.requests, key.account.limits.output_tokens) == (5, 1000)
     listed = run("keys", "list")
     assert "acme/default" in listed
-    assert "requests=5 output_tokens=1000" in listed
+    assert "requests=5/min output_tokens=1000/min" in listed
 
 
 def test_the_id_of_a_new_or_revoked_key_is_printed_on_stderr(run: Run) -> None:
@@ -191,3 +191,14 @@ def test_lists_are_readable_at_80_columns(
     for command in (("orgs", "list"), ("projects", "list"), ("keys", "list"), ("prices", "list"), ("usage",)):
         assert all(len(line) <= 80 for line in run(*command).splitlines())
     assert f"id       {key.account.id}\n" in run("keys", "list")
+
+
+def test_a_budget_is_listed_with_its_period(run: Run, url: str, config: AccountsConfig) -> None:
+    run("orgs", "create", "acme")
+    run("keys", "create", "ci", "--project", "acme", "--budget", "300")
+    assert "300" in run("keys", "list")
+    admin = open_admin(url, config)
+    (key,) = admin.keys.list_keys(OPERATOR)
+    admin.organizations.set_budget(OPERATOR, key.account.id, 5_000_000_000, "day")
+    admin.store.close()
+    assert "5000 per day" in run("keys", "list")

@@ -44,3 +44,8 @@ def test_the_edit_model_is_the_coder_with_a_skill_adapter() -> None:
     assert (edit.base, edit.canvas) == (coder.base, coder.canvas)
     assert coder.skill is None
     assert edit.skill is not None
+
+
+def test_the_name_of_a_tuned_model_says_where_it_is_used() -> None:
+    with pytest.raises(ModelNotFound, match="quicksilver serve"):
+        load_catalogue().model("ft:nano:support:1")

@@ -130,8 +130,13 @@ def test_a_config_the_network_cannot_compute_is_refused_with_the_reason(change: 
 def test_gguf_metadata_the_network_cannot_compute_is_refused(change: dict[str, object], reason: str) -> None:
     with pytest.raises(CheckpointRefused, match=reason):
         ModelConfig.from_gguf(GGUF | change)
-    with pytest.raises(CheckpointRefused, match="KeyError"):
+    with pytest.raises(CheckpointRefused, match=r"the GGUF metadata have no llama\."):
         ModelConfig.from_gguf({"general.architecture": "llama"})
+
+
+def test_a_config_without_a_needed_key_names_it() -> None:
+    with pytest.raises(CheckpointRefused, match=r"config\.json has no hidden_size"):
+        ModelConfig.from_hf({key: value for key, value in HF.items() if key != "hidden_size"})
 
 
 @pytest.mark.parametrize("key", [*HF, "head_dim", "rope_scaling", "rope_parameters"])
