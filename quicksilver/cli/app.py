@@ -34,7 +34,12 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("generate", "generate", "generate", "Continue a text, or answer it with --chat."),
     Command("chat", "chat", "chat", "Chat with a model in the terminal, or with a running server."),
-    Command("serve", "serve", "serve", "Serve a model over HTTP: OpenAI's API, Inception's (Mercury), a playground."),
+    Command(
+        "serve",
+        "serve",
+        "serve",
+        "Serve a model over HTTP: the APIs of OpenAI and of Inception (Mercury), and the playground at /.",
+    ),
     Command(
         "route",
         "route",
