@@ -11,7 +11,8 @@ pages are not free now does not block the others: up to `LOOK_AHEAD` candidates 
 quarter of the free pages. After `MAX_OVERTAKEN_BY_OTHERS` no request is admitted before it, so it cannot starve. No
 request is admitted before a preempted one: it would take the pages that were just freed, and be preempted next.
 
-Requests that run alone (`Request.runs_alone`) have every second step, one at a time; the others run in between.
+Requests that run alone (`Request.runs_alone`) have every second step, one at a time; the others run in between. Each is
+admitted when its turn comes, so that it shares the cached prefix of the one before.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Scheduler:
         self._promised_pages = 0  # to running prompts, while requests are admitted before them
         self._proposals_left = 0
         self._has_run_alone = False  # a request in the last step
+        self._not_admissible: frozenset[Sequence] = frozenset()  # requests whose turn to run alone comes later
         self._admitted_at = 0  # step of the last admission
         self.tenants = ActiveTenants(wall_clock)
         self._shared = SharedSteps(config, self.tenants, wall_clock)
@@ -121,6 +123,7 @@ class Scheduler:
         self._preempt_batch()
         sequences = [*self.running, *self.waiting]
         suspects = [sequence for sequence in sequences if sequence.runs_alone]
+        self._not_admissible = frozenset(suspects[1:])
         if self.slots is not None:
             self.slots.begin_step([] if suspects else self.running)
             self.slots.grow_pages()
@@ -142,7 +145,7 @@ class Scheduler:
 
     def impossible(self) -> Sequence | None:
         """A waiting sequence that no page is held against and that still cannot be admitted."""
-        return next(self.waiting.candidates(), None) if not self.running else None
+        return next(self.waiting.candidates(self._not_admissible), None) if not self.running else None
 
     def _plan(self, skipped: Collection[Sequence]) -> list[Work]:
         works: list[Work] = []
@@ -325,7 +328,7 @@ class Scheduler:
         overtaken: list[Sequence] = []
         held_tenants: set[str] = set()
         kept_pages = self._promised_pages
-        for sequence in self.waiting.candidates():
+        for sequence in self.waiting.candidates(self._not_admissible):
             if sequence.request.tenant in held_tenants:
                 continue
             if self._take_prefix(sequence, kept_pages):

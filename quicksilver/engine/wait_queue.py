@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain, islice, zip_longest
 
 from quicksilver.backends.base import Sequence
@@ -92,16 +92,23 @@ class WaitQueue:
         if not self._num_open:
             self._served.clear()
 
-    def candidates(self) -> Iterator[Sequence]:
-        """The first request of every tenant, then the second of every tenant, and so on, at most `LOOK_AHEAD`."""
+    def candidates(self, excluded: Collection[Sequence] = ()) -> Iterator[Sequence]:
+        """The first request of every tenant, then the second of every tenant, and so on, at most `LOOK_AHEAD`, without
+        those in `excluded`."""
         is_batch_first = self._num_since_batch >= BATCH_EVERY - 1
-        return islice(chain(self._in_turn(is_batch_first), self._in_turn(not is_batch_first)), LOOK_AHEAD)
+        both = chain(self._in_turn(is_batch_first, excluded), self._in_turn(not is_batch_first, excluded))
+        return islice(both, LOOK_AHEAD)
 
-    def _in_turn(self, is_batch: bool) -> Iterator[Sequence]:
+    def _in_turn(self, is_batch: bool, excluded: Collection[Sequence]) -> Iterator[Sequence]:
+        def admissible(queue: Iterable[Sequence]) -> Iterator[Sequence]:
+            return (sequence for sequence in queue if sequence not in excluded)
+
         queues = self._queues[is_batch]
         tenants = sorted(queues, key=lambda tenant: self._served[tenant])
-        by_place = chain.from_iterable(zip_longest(*(islice(queues[tenant], LOOK_AHEAD) for tenant in tenants)))
-        return chain(self._preempted[is_batch], (sequence for sequence in by_place if sequence is not None))
+        by_tenant = (islice(admissible(queues[tenant]), LOOK_AHEAD) for tenant in tenants)
+        by_place = chain.from_iterable(zip_longest(*by_tenant))
+        preempted = admissible(self._preempted[is_batch])
+        return chain(preempted, (sequence for sequence in by_place if sequence is not None))
 
     # Start estimates
 

@@ -158,6 +158,17 @@ def test_others_run_while_a_long_prompt_runs_alone() -> None:
     assert all(ids == ["long"] for ids in before if "long" in ids)
 
 
+def test_requests_that_run_alone_share_the_prefix_that_the_first_one_computed() -> None:
+    """All requests of a fatal step run alone, one after another; without the cache each computes the same prompt."""
+    running = tiny_engine(EngineConfig(num_pages=64, max_rows=8, page_size=16))
+    params = decode_params("ar", canvas_len=1, max_new_tokens=4)
+    for name in "abc":
+        running.add(Request(name, (*range(1, 81), ord(name) - ord("a")), params, runs_alone=True))
+    deltas = finish_all(running)
+    usages = [deltas[name][-1].usage for name in "abc"]
+    assert [usage.cached_tokens for usage in usages if usage is not None] == [0, 80, 80]
+
+
 def test_tokens_that_the_grammar_determines_do_not_end_a_run_alone() -> None:
     """They are known before the first forward, which may be the fatal one."""
     running = engine()
