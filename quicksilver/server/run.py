@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.endpoints.files.store import sweep_files
+from quicksilver.server.http.connections import has_input
 from quicksilver.server.http.protocol import protocol_for
 from quicksilver.server.services import OpenRequests
 from quicksilver.worker.collector import collect_rarely
@@ -37,6 +38,9 @@ FORCED_EXIT_S = 3
 TRIM_S = 30.0
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Turns of the event loop from a connection in the kernel's queue to its protocol object, and how often they are
+# repeated while further connections arrive.
+ACCEPT_TURNS, MAX_ACCEPT_ROUNDS = 4, 64
 
 
 class Listener(uvicorn.Server):
@@ -45,6 +49,16 @@ class Listener(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts connections that wait in the kernel before the sockets close, which would reset them."""
+        listening = [each.fileno() for server in self.servers for each in server.sockets]
+        for _ in range(MAX_ACCEPT_ROUNDS):
+            for _ in range(ACCEPT_TURNS):
+                await asyncio.sleep(0)
+            if not has_input(*listening):
+                break
+        await super().shutdown(sockets)
 
 
 def check_address(config: ServerConfig, *, has_accounts: bool) -> None:

@@ -8,6 +8,7 @@ is none, the new connection is refused.
 from __future__ import annotations
 
 import resource
+import select
 from typing import Protocol
 
 # Files besides the connections of the main listener: databases, pools, logs, the other listener, refusals in flight.
@@ -69,3 +70,11 @@ def usable_connections(wanted: int) -> int:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - OTHER_FILES), 1)
+
+
+def has_input(*descriptors: int) -> bool:
+    """Whether a connection can be accepted, or bytes or an end can be read, without waiting."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

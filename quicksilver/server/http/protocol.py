@@ -7,6 +7,7 @@ One object per connection, on the event loop. It adds these rules to uvicorn's:
   chunk extensions. Trailers are dropped.
 - While a complete request is answered, later input is kept unparsed, at most `header_bytes` and one read of it.
 - At most `max_connections` are open (`connections.py`); one more is answered with a 503 and closed.
+- When the server stops, requests that have arrived are answered before their connections close.
 - A connection that is closed before its request was read sends its reply first: input is discarded until the peer
   closes, within `linger_s` and `linger_bytes`. Nothing else is written to such a connection.
 """
@@ -23,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from quicksilver.errors import InvalidRequest, QuicksilverError, Unavailable
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.http.connections import MAX_REFUSING, TRUST, ConnectionTable, usable_connections
+from quicksilver.server.http.connections import MAX_REFUSING, TRUST, ConnectionTable, has_input, usable_connections
 from quicksilver.server.http.errors import HeadersTooLarge, envelope
 
 # Input is parsed in pieces of this size, so that at most this much is parsed past the end of a request.
@@ -48,6 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._is_discarding = False
         self._is_refused = False
+        self._is_shut_down = False
         self._answering: RequestResponseCycle | None = None
         self._input: InputGate
 
@@ -127,8 +129,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def _is_answering_whole_request(self) -> bool:
         return bool(self.pipeline) or not (self._is_between_requests() or self.cycle.more_body)
 
-    def _await_head(self) -> None:
-        self._head_deadline = self.loop.call_later(self.settings.timeouts.header_read_s, self.transport.abort)
+    def _await_head(self, seconds: float | None = None) -> None:
+        if self._head_deadline is not None:
+            self._head_deadline.cancel()
+        self._head_deadline = self.loop.call_later(
+            seconds or self.settings.timeouts.header_read_s, self.transport.abort
+        )
 
     def _resume_parsing(self) -> None:
         """Takes up what arrived while the last request was answered."""
@@ -178,6 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cycle.keep_alive = cycle.keep_alive and not self._is_shut_down
         super()._start_asgi_task(cycle, cast(Any, _closing_if_unread(app, cycle)))
 
     def on_response_complete(self) -> None:
@@ -233,6 +240,13 @@ class BoundedProtocol(HttpToolsProtocol):
     # Closing
 
     def shutdown(self) -> None:
+        """Closes an idle connection, or lets the next reply close it. A request that has arrived and was not read is
+        answered: closing would reset the connection."""
+        self._is_shut_down = True
+        has_arrived = self._is_in_head or self._unparsed or has_input(self.transport.get_extra_info("socket").fileno())
+        if self.is_idle and has_arrived and not self.transport.is_closing():
+            self._await_head(self.settings.timeouts.linger_s)
+            return
         super().shutdown()
         # uvicorn marks only the newest request of the connection, which may be a pipelined one.
         if self._answering is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -140,3 +141,61 @@ async def test_a_stop_closes_a_connection_that_has_a_second_request_waiting(serv
         writer.close()
     assert b"[DONE]" in reply
     assert b"HTTP/1.1" not in reply
+
+
+def send_at_once(port: int, connection: socket.socket | None = None) -> socket.socket:
+    """Sends a request without a turn of the event loop, so that the server has not read it."""
+    connection = connection or socket.create_connection(("127.0.0.1", port))
+    connection.sendall(GET)
+    return connection
+
+
+async def reply_on(connection: socket.socket) -> bytes:
+    """Everything up to the end of the connection; raises ConnectionResetError if it is reset."""
+
+    def read() -> bytes:
+        with connection, connection.makefile("rb") as received:
+            return received.read()
+
+    connection.settimeout(10)
+    return await asyncio.to_thread(read)
+
+
+async def test_a_connection_that_was_not_accepted_before_the_stop_is_answered(served: Served) -> None:
+    async with listening(served.app, served.services.config) as listener:
+        new = [send_at_once(port_of(listener)) for _ in range(20)]
+        await listener.shutdown()
+        listener.force_exit = True  # no second shutdown of the application
+        replies = await asyncio.gather(*map(reply_on, new))
+    assert all(reply.startswith(b"HTTP/1.1 200") for reply in replies)
+    assert all(b"connection: close" in reply for reply in replies)
+
+
+async def test_a_request_that_arrives_on_an_idle_connection_before_the_stop_is_answered(served: Served) -> None:
+    async with listening(served.app, served.services.config) as listener:
+        reader, writer = await connect(port_of(listener))
+        writer.write(GET)
+        await reader.readuntil(b"}")
+        idle = writer.get_extra_info("socket").dup()
+        send_at_once(0, idle)
+        for connection in list(listener.server_state.connections):
+            connection.shutdown()
+        reply = await read_to_end(reader)
+        writer.close()
+        idle.close()
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in reply
+
+
+async def test_a_head_that_does_not_end_delays_the_stop_by_the_linger_time_only(served: Served) -> None:
+    hasty(served, header_read_s=60, linger_s=0.05)
+    async with listening(served.app, served.services.config) as listener:
+        reader, writer = await connect(port_of(listener))
+        writer.write(GET[:9])
+        while not any(each.is_awaiting_head for each in listener.server_state.connections):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        for connection in list(listener.server_state.connections):
+            connection.shutdown()
+        assert await read_to_end(reader) == b""
+        writer.close()
