@@ -97,11 +97,11 @@ def talk(answer_to: Answer, system: str | None) -> None:
         word, _, rest = line.partition(" ")
         if word == "/quit":
             return
-        if word == "/new":
+        if word in ("/new", "/system"):
+            system = (rest.strip() or None) if word == "/system" else system
             turns = _first_turns(system)
-        elif word == "/system":
-            system = rest.strip() or None
-            turns = _first_turns(system)
+            message = f"the system message: {system}" if system else "no system message"
+            out.print(f"New conversation with {message}", markup=False, highlight=False)
         elif word.startswith("/"):
             _show_help(None if word == "/help" else word)
         else:

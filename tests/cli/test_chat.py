@@ -48,6 +48,8 @@ def test_commands_are_never_sent_to_the_model(
     assert [turns[0].content for turns in asked] == ["Be brief.", "Be brief.", "Be long."]
     shown = capsys.readouterr().out
     assert "/hepl is not a command" in shown
+    assert "New conversation with the system message: Be brief." in shown
+    assert "New conversation with the system message: Be long." in shown
     assert all(name in shown for name in chat.COMMANDS)
 
 
