@@ -146,20 +146,28 @@ def commit() -> str:
 
 def llama_cpp(model: str, num_tokens: int, threads: int) -> float | None:
     """Tokens per second of llama.cpp on the same base file and prompts, or None if it is not installed."""
+    tokenizer = Tokenizer.for_model(resolve(model).weights, None)
+    template = ChatTemplate.for_tokenizer(tokenizer)
+    texts = [tokenizer.decode(template.render([Message("user", text)]).ids) for text in PROMPTS]
+    answers = run_llama_cpp(model, texts, num_tokens, threads)
+    return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers) if answers else None
+
+
+def run_llama_cpp(
+    model: str, prompts: list[str], num_tokens: int, threads: int, streams: int = 1
+) -> list[dict[str, float]] | None:
     home = ROOT.parent / ".build" / "llama"
     if shutil.which("node") is None or not (home / "node_modules" / "node-llama-cpp").exists():
         print("llama.cpp left out: npm install --prefix .build/llama node-llama-cpp")
         return None
     shutil.copy(ROOT / "llama_cpp.mjs", home / "llama_cpp.mjs")
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as prompts:
-        tokenizer = Tokenizer.for_model(resolve(model).weights, None)
-        template = ChatTemplate.for_tokenizer(tokenizer)
-        json.dump([tokenizer.decode(template.render([Message("user", text)]).ids) for text in PROMPTS], prompts)
-        prompts.flush()
-        command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), prompts.name]
-        done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=True)
-    answers = json.loads(done.stdout.splitlines()[-1])
-    return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(prompts, file)
+        file.flush()
+        command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), file.name]
+        done = subprocess.run([*command, str(streams)], cwd=home, capture_output=True, text=True, check=True)
+    answers: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
 
 def report(results: list[Speed], theirs: float | None) -> list[dict[str, object]]:

@@ -59,7 +59,9 @@ def main() -> None:
         rows.append(read_costs(example, printed))
         print(rows[-1], flush=True)
     report = {**machine_facts(), "model": options.model, "rows": rows}
-    (options.out / f"examples-{report['date'][:10]}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / f"examples-{options.model}-{report['date'][:10]}.json").write_text(
+        json.dumps(report, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -261,11 +261,30 @@ def cpu_decoders() -> str:
     return table(header, lines) + "\n\n" + source(*cpu_reports())
 
 
-def example_costs() -> str:
-    """Forwards and seconds of each example under both decoders."""
-    report = newest("examples")
+def cpu_streams() -> str:
+    """Several streams on a CPU beside llama.cpp."""
+    report = newest("cpu_load")
+    names = {"quicksilver": "quicksilver", "llama.cpp": "llama.cpp, parallel sequences"}
     lines = [
         (
+            str(report["settings"]["streams"]),
+            names.get(name, "quicksilver, " + report["baseline_commit"][:7]),
+            " and ".join(f"{row['tokens_per_s']:.0f}" for row in rows),
+            " and ".join(f"{row['ttft_ms'][0] / 1e3:.1f}" for row in rows),
+            f"{report['ratios'][name]:.2f}",
+        )
+        for name, rows in report["runs"].items()
+    ]
+    header = ("streams", "server", "tokens/s, two runs", "TTFT p50, s", "quicksilver ÷ this")
+    return table(header, lines) + "\n\n" + source(report)
+
+
+def example_costs() -> str:
+    """Forwards and seconds of each example under both decoders."""
+    reports = [newest("examples", lambda r, m=m: r["model"] == m) for m in ("nano", "coder-1.5b")]
+    lines = [
+        (
+            f"`{report['model']}`",
             f"`{row['example']}`",
             str(row["verify"]["tokens"]),
             str(row["ar"]["forwards"]),
@@ -274,10 +293,14 @@ def example_costs() -> str:
             f"{row['verify']['seconds']:.1f}",
             "yes" if row["is_same"] else "no",
         )
+        for report in reports
         for row in report["rows"]
     ]
-    header = ("example", "tokens", "forwards, `ar`", "forwards, `verify`", "s, `ar`", "s, `verify`", "same answers")
-    return table(header, lines) + "\n\n" + source(report)
+    header = (
+        *("model", "example", "tokens", "forwards, `ar`", "forwards, `verify`"),
+        *("s, `ar`", "s, `verify`", "same answers"),
+    )
+    return table(header, lines) + "\n\n" + source(*reports)
 
 
 def served_speeds() -> str:
@@ -358,6 +381,7 @@ def main() -> int:
         "forwards": forwards(),
         "prompts": prompts(),
         "cpu": cpu_decoders(),
+        "cpu-streams": cpu_streams(),
         "served": served_speeds(),
     }
     pages = {

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.lazy_memory import zero_bytes
 
 # Rows of a tile of torch's CPU kernels (matmul and attention).
 ROW_TILE = 4
@@ -171,8 +171,7 @@ class PagedCache:
 def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    # numpy's zeros take memory only when they are first written; torch.zeros writes all of them now.
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    return zero_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
 
 
 class SdpaAttend:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.row_ops import Floats
-from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum
+from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of, prefetch_vectors, sum_of
 
 _scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
 _sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
@@ -69,6 +69,7 @@ def attend(
     """
     (first, end), (group, head_dim) = block, shape
     _visit(block, rows, heads[0], shape, vectors[0], scores, np.int64(0))
+    _prefetch_page(rows, first, np.int64(0), heads[1], head_dim)
     for row in range(first, end):
         num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
         for i in range((row - first) * group, (row - first + 1) * group):
@@ -98,6 +99,7 @@ def _visit(
         start = head.cache
         if page < num_pages:
             start += rows.pages[rows.segment[block_start], page] * page_size * stride
+        _prefetch_page(rows, block_start, page + 1, head, head_dim)
         for row in range(block_start, block_end):
             if page == num_pages:
                 first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
@@ -113,6 +115,16 @@ def _visit(
                     _sum_values(weights, start, stride, count, vector, head_dim)
                 elif i % 3 == 0:
                     _sum_64_of_3(weights, score_stride, start, stride, count, vector)
+
+
+@inner
+def _prefetch_page(rows: RowArrays, row: int, page: int, head: KvHead, head_dim: int) -> None:
+    """Prefetch the keys or values of one page of the prefix, if it has that page. Hardware prefetchers do not follow
+    from page to page."""
+    count = min(rows.page_size, rows.prefix_end[row] - page * rows.page_size)
+    if count > 0:
+        start = head.cache + rows.pages[rows.segment[row], page] * rows.page_size * head.slot_stride
+        prefetch_vectors(start, head.slot_stride, count, 4 * head_dim)
 
 
 @inner
@@ -139,15 +151,10 @@ def _sum_values(weights: int, values: int, stride: int, count: int, out: int, he
 
 @inner
 def _softmax(scores: Floats, scale: float) -> None:
-    """In place. A NaN score makes all weights NaN: `total` starts with the sum of score * 0."""
-    largest, total = np.float32(-np.inf), np.float32(0)
+    """In place. A NaN score makes all weights NaN; an infinite one too."""
+    largest = max_of(address_of(scores), np.int64(len(scores)))
     for i in range(len(scores)):
-        largest = scores[i] if scores[i] > largest else largest
-        total += scores[i] * np.float32(0)
-    for i in range(len(scores)):
-        scores[i] = exp32((scores[i] - largest) * scale)
-    for i in range(len(scores)):
-        total += scores[i]
-    factor = np.float32(1) / total
+        scores[i] = exp32((scores[i] - largest) * scale) + scores[i] * np.float32(0)
+    factor = np.float32(1) / sum_of(address_of(scores), np.int64(len(scores)))
     for i in range(len(scores)):
         scores[i] *= factor

@@ -8,7 +8,6 @@ its fp16 minimum.
 
 from __future__ import annotations
 
-import mmap
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +21,9 @@ from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN, STRIP_LEN, make_tile
 from quicksilver.backends.cpu.row_ops import Floats, QuantisedRows, padded_len
 from quicksilver.backends.cpu.support import has_vnni
+from quicksilver.model.lazy_memory import zero_bytes
 
 _CACHE_LINE = 64
-# Allocations of at least this size ask for huge pages. Measured: reading weights takes a tenth less time.
-_HUGE_PAGE_BYTES = 4 << 20
 # Rows and vectors of a full tile: as many accumulators as fit in the registers of AVX-512 or AVX2.
 _TILE_ROWS, _TILE_VECTORS = (4, 4) if has_vnni() else (2, 1)
 # Groups of a weight block: 24 * 64 inputs by 64 columns are 96 KB, and two blocks fit in a second-level cache.
@@ -84,17 +82,9 @@ def pack_int4(q: Tensor, scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor
 def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """An uninitialised tensor whose address is a multiple of 64 bytes."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
-    buffer = _allocate(num_bytes + _CACHE_LINE)
+    buffer = zero_bytes(num_bytes + _CACHE_LINE)
     start = -buffer.data_ptr() % _CACHE_LINE
     return buffer[start : start + num_bytes].view(dtype).view(shape)
-
-
-def _allocate(num_bytes: int) -> Tensor:
-    if num_bytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 @inner

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
-from quicksilver.backends.cpu.vector_ops import quantise_group
+from quicksilver.backends.cpu.vector_ops import quantise_group, sum_of_squares
 
 Floats = NDArray[np.float32]
 
@@ -55,9 +55,7 @@ def quantise_row(x: Floats, out: QuantisedRows, row: int) -> None:
 @inner
 def norm_row(x: Floats, gain: Floats, eps: float, out: Floats) -> None:
     """Root-mean-square norm; `out` may be `x`."""
-    total = np.float32(0)
-    for i in range(len(gain)):
-        total += x[i] * x[i]
+    total = sum_of_squares(address_of(x), np.int64(len(gain)))
     factor = np.float32(1) / np.sqrt(total / np.float32(len(gain)) + np.float32(eps))
     for i in range(len(gain)):
         out[i] = x[i] * factor * gain[i]

@@ -30,6 +30,7 @@ from quicksilver.backends.cpu.llvm import (
     fma,
     load,
     phi,
+    prefetch,
     splat,
     store,
 )  # fmt: skip
@@ -106,6 +107,65 @@ def max_of(context: Any, x: Any, count: Any) -> Any:
 
 def _larger(b: Builder, x: Value, carry: Value) -> Value:
     return b.select(b.fcmp_ordered(">", x, carry), x, carry)
+
+
+@intrinsic
+def sum_of(context: Any, x: Any, count: Any) -> Any:
+    """The sum of `count` floats at `x`."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        return _sum(b, args[0], args[1], lambda value: value)
+
+    return types.float32(x, count), codegen
+
+
+@intrinsic
+def sum_of_squares(context: Any, x: Any, count: Any) -> Any:
+    """The sum of the squares of `count` floats at `x`."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        return _sum(b, args[0], args[1], lambda value: b.fmul(value, value))
+
+    return types.float32(x, count), codegen
+
+
+def _sum(b: Builder, x_at: Value, count: Value, term: Callable[[Value], Value]) -> Value:
+    """The sum of `term` over `count` floats: each lane for itself, then the lanes, then the floats after the last whole
+    vector."""
+    whole = b.sdiv(count, const_i64(LANES))
+
+    def one_vector(i: Value, carry: list[Value]) -> list[Value]:
+        return [b.fadd(carry[0], term(load(b, x_at, b.mul(i, const_i64(_VECTOR_BYTES)), FLOATS)))]
+
+    (lanes,) = _for_each(b, whole, [ZEROS], one_vector)
+    done = b.mul(whole, const_i64(LANES))
+
+    def one_float(i: Value, carry: list[Value]) -> list[Value]:
+        return [b.fadd(carry[0], term(load(b, x_at, b.mul(b.add(done, i), const_i64(4)), F32)))]
+
+    return _for_each(b, b.sub(count, done), [_sum_lanes(b, lanes)], one_float)[0]
+
+
+@intrinsic
+def prefetch_vectors(context: Any, address: Any, stride: Any, count: Any, num_bytes: Any) -> Any:
+    """Prefetch `count` vectors of `num_bytes`, a multiple of 64, that begin `stride` bytes apart."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        start, stride, count, num_bytes = args
+
+        def one_vector(i: Value, carried: list[Value]) -> list[Value]:
+            vector_at = b.add(start, b.mul(i, stride))
+
+            def one_line(line: Value, carried: list[Value]) -> list[Value]:
+                prefetch(b, vector_at, b.mul(line, const_i64(_VECTOR_BYTES)))
+                return []
+
+            return _for_each(b, b.sdiv(num_bytes, const_i64(_VECTOR_BYTES)), [], one_line)
+
+        _for_each(b, count, [], one_vector)
+        return context.get_dummy_value()
+
+    return types.void(address, stride, count, num_bytes), codegen
 
 
 def make_key_scores(num_vectors: int) -> Any:

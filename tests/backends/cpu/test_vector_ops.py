@@ -12,7 +12,14 @@ if unsupported_reason() is not None:
 
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import inner
-from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of
+from quicksilver.backends.cpu.vector_ops import (
+    make_key_scores,
+    make_value_sum,
+    max_of,
+    prefetch_vectors,
+    sum_of,
+    sum_of_squares,
+)
 
 
 def random(*shape: int) -> np.ndarray:
@@ -30,6 +37,31 @@ def test_the_maximum_ignores_nan(count: int) -> None:
     if count > 1:
         x[count // 2] = np.nan
         assert run(x) == np.nanmax(x)
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 576])
+def test_sums_of_any_length(count: int) -> None:
+    @inner
+    def run(x):  # type: ignore[no-untyped-def]
+        return sum_of(address_of(x), np.int64(len(x))), sum_of_squares(address_of(x), np.int64(len(x)))
+
+    x = random(count)
+    assert np.allclose(run(x), (x.sum(), (x * x).sum()), rtol=1e-5, atol=1e-5)
+    if count:
+        x[count // 2] = np.nan
+        assert np.isnan(run(x)).all()
+
+
+def test_a_prefetch_changes_nothing_and_may_leave_the_memory_of_the_process() -> None:
+    @inner
+    def run(x):  # type: ignore[no-untyped-def]
+        prefetch_vectors(address_of(x), np.int64(256), np.int64(4), np.int64(256))
+        prefetch_vectors(np.int64(64), np.int64(1) << 40, np.int64(4), np.int64(256))
+
+    x = random(256)
+    before = x.copy()
+    run(x)
+    assert np.array_equal(x, before)
 
 
 @pytest.mark.parametrize("num_vectors", [1, 4, 8])
