@@ -1,7 +1,8 @@
 """Attention of a block of rows: the query heads of one KV head over the cached prefix and a span of the batch.
 
-All rows of a block have one segment (sequence) and one prefix, so a page in the first-level cache serves all. A row
-visits its keys in order of position, prefix first, so its reduction order depends neither on the block nor the batch.
+All rows of a block have one segment (sequence), so a page in the first-level cache serves all. Their prefixes may end
+at different positions. A row visits its keys in order of position, prefix first, so its reduction order depends neither
+on the block nor on the batch.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def attend(
 ) -> None:
     """The attention of a block of rows for one KV head.
 
-    - block: first row and end; all rows have one segment and one prefix
+    - block: first row and end; all rows have one segment
     - shape: (query heads of this KV head, head_dim)
     - vectors: the queries and the results of the first row; the results must be zero on entry
     - heads: keys and values
@@ -69,7 +70,7 @@ def attend(
     """
     (first, end), (group, head_dim) = block, shape
     _visit(block, rows, heads[0], shape, vectors[0], scores, np.int64(0))
-    _prefetch_page(rows, first, np.int64(0), heads[1], head_dim)
+    _prefetch_page(rows, block, np.int64(0), heads[1], head_dim)
     for row in range(first, end):
         num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
         for i in range((row - first) * group, (row - first + 1) * group):
@@ -92,18 +93,22 @@ def _visit(
     All rows and query heads read a page before the next page is visited, so that it stays in the first-level cache.
     """
     (block_start, block_end), (group, head_dim) = block, shape
-    prefix_end, page_size, score_stride = rows.prefix_end[block_start], rows.page_size, 4 * scores.shape[1]
-    num_pages = (prefix_end + page_size - 1) // page_size
+    page_size, score_stride = rows.page_size, 4 * scores.shape[1]
+    num_pages = (_longest_prefix(rows, block) + page_size - 1) // page_size
     for page in range(num_pages + 1):
-        first, count, stride = page * page_size, min(page_size, prefix_end - page * page_size), head.slot_stride
         start = head.cache
         if page < num_pages:
-            start += rows.pages[rows.segment[block_start], page] * page_size * stride
-        _prefetch_page(rows, block_start, page + 1, head, head_dim)
+            start += rows.pages[rows.segment[block_start], page] * page_size * head.slot_stride
+        _prefetch_page(rows, block, page + 1, head, head_dim)
         for row in range(block_start, block_end):
+            first, stride = page * page_size, head.slot_stride
+            count = min(page_size, rows.prefix_end[row] - first)
             if page == num_pages:
-                first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
+                first, count = rows.prefix_end[row], rows.span_end[row] - rows.span_start[row]
+                stride = head.row_stride
                 start = head.batch + rows.span_start[row] * stride
+            if count <= 0:
+                continue
             row_vector = vectors.first + (row - block_start) * vectors.stride
             row_scores = address_of(scores) + (row - block_start) * group * score_stride + 4 * first
             for i in range(group):
@@ -118,12 +123,20 @@ def _visit(
 
 
 @inner
-def _prefetch_page(rows: RowArrays, row: int, page: int, head: KvHead, head_dim: int) -> None:
-    """Prefetch the keys or values of one page of the prefix, if it has that page. Hardware prefetchers do not follow
-    from page to page."""
-    count = min(rows.page_size, rows.prefix_end[row] - page * rows.page_size)
+def _longest_prefix(rows: RowArrays, block: tuple[int, int]) -> int:
+    longest = 0
+    for row in range(block[0], block[1]):
+        longest = max(longest, rows.prefix_end[row])
+    return longest
+
+
+@inner
+def _prefetch_page(rows: RowArrays, block: tuple[int, int], page: int, head: KvHead, head_dim: int) -> None:
+    """Prefetch the keys or values of one page of the longest prefix, if it has that page. Hardware prefetchers do not
+    follow from page to page."""
+    count = min(rows.page_size, _longest_prefix(rows, block) - page * rows.page_size)
     if count > 0:
-        start = head.cache + rows.pages[rows.segment[row], page] * rows.page_size * head.slot_stride
+        start = head.cache + rows.pages[rows.segment[block[0]], page] * rows.page_size * head.slot_stride
         prefetch_vectors(start, head.slot_stride, count, 4 * head_dim)
 
 

@@ -203,13 +203,13 @@ def _batch(model: Transformer, plan: RowPlan, page_size: int, block_rows: int, a
     slots, prefix_end, span_start, span_end = (column.numpy() for column in ends)
     arrays = RowArrays(slots, prefix_end, span_start, span_end, segment, pages.numpy(), page_size)
     canvas = np.flatnonzero(plan.is_canvas.numpy()) if model.canvas is not None else np.zeros(0, np.int64)
-    blocks = row_blocks(segment, prefix_end, block_rows)
+    blocks = row_blocks(segment, block_rows)
     return BatchArrays(arrays, cos, sin, np.arange(len(segment)), blocks, canvas, *adapters)
 
 
-def row_blocks(segment: NDArray[np.int64], prefix_end: NDArray[np.int64], most: int) -> NDArray[np.int64]:
-    """Where blocks of at most `most` adjacent rows with the same segment and prefix begin, and the end of the last."""
-    changes = np.flatnonzero(np.diff(segment) | np.diff(prefix_end)) + 1
+def row_blocks(segment: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Where blocks of at most `most` adjacent rows of one segment begin, and the end of the last."""
+    changes = np.flatnonzero(np.diff(segment)) + 1
     runs = [0, *changes.tolist(), len(segment)]
     starts = [start for first, end in pairwise(runs) for start in range(first, end, most)]
     return np.array([*starts, len(segment)], np.int64)

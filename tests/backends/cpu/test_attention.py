@@ -38,16 +38,20 @@ def test_prefix_and_span_are_attended_in_order(
     assert np.allclose(out, weights / weights.sum(1, keepdims=True) @ seen_values, rtol=1e-4, atol=1e-4)
 
 
+# Rows of a canvas end their prefix at one position, those of a prompt at their own; the last case has both.
+@pytest.mark.parametrize(
+    "prefix_ends", [[39] * 5, [14, 15, 16, 17, 18], [31, 32, 33, 33, 33], [40, 3, 0, 17, 16]], ids=str
+)
 @pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 64), (2, 128)])
-def test_rows_of_a_block_equal_rows_alone(group: int, head_dim: int) -> None:
-    random, num_rows, prefix_len = np.random.default_rng(1), 5, 2 * PAGE_SIZE + 7
+def test_rows_of_a_block_equal_rows_alone(group: int, head_dim: int, prefix_ends: list[int]) -> None:
+    random, num_rows = np.random.default_rng(1), len(prefix_ends)
     cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float32)
     batch = random.standard_normal((2, num_rows, head_dim)).astype(np.float32)
     q = random.standard_normal((num_rows, group, head_dim)).astype(np.float32)
     zero, number = np.zeros(num_rows, np.int64), np.arange(num_rows)
-    rows = RowArrays(zero, zero + prefix_len, zero, number + 1, zero, np.array([[4, 1, 2]]), PAGE_SIZE)
+    rows = RowArrays(zero, np.array(prefix_ends), zero, number + 1, zero, np.array([[4, 1, 2]]), PAGE_SIZE)
     keys, values = (KvHead(cache[i].ctypes.data, 4 * head_dim, batch[i].ctypes.data, 4 * head_dim) for i in range(2))
-    scores = np.zeros((num_rows * group, prefix_len + num_rows), np.float32)
+    scores = np.zeros((num_rows * group, max(prefix_ends) + num_rows), np.float32)
 
     def attended(blocks: list[tuple[int, int]]) -> np.ndarray:
         out = np.zeros((num_rows, group, head_dim), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,7 +19,7 @@ from tests.support.row_adapters import random_adapter
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.network import CompiledNetwork, is_supported
+from quicksilver.backends.cpu.network import CompiledNetwork, is_supported, row_blocks
 from quicksilver.backends.cpu.quantise import quantise_linear, quantise_model
 
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
@@ -50,6 +51,11 @@ def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
 @pytest.mark.parametrize("family", [family for family in FAMILIES if not small_config(family).is_plain])
 def test_a_network_with_other_layers_runs_in_torch(family: str) -> None:
     assert not is_supported(int8_model(family, 16))
+
+
+def test_rows_of_one_sequence_attend_in_blocks() -> None:
+    """Whatever their prefixes are: a prompt's rows, which all have another one, share the reading of a page too."""
+    assert row_blocks(np.array([0, 0, 0, 0, 0, 1, 2, 2]), most=3).tolist() == [0, 3, 5, 6, 8]
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
