@@ -1,4 +1,7 @@
-"""Real weights: greedy text equals transformers', and `verify` gives the same text for any canvas length."""
+"""Real weights: greedy text equals transformers', and `verify` gives the same text for any canvas length.
+
+nano's canvas adapter drafts for its base without the skill adapter, so that some drafts are accepted and some are not.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from quicksilver.core import Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
+from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter
 from quicksilver.model.files.checkpoint import load_model, save_model
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.tiny import answers, decode_params, finish_all
-from tests.support.weights import smollm2
+from tests.support.weights import nano, smollm2
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
@@ -30,7 +34,11 @@ NUM_TOKENS = 64
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    model = load_model(smollm2().weights)
+    model, canvas = load_model(smollm2().weights), nano().canvas
+    assert canvas is not None
+    adapter = load_adapter(canvas)
+    assert isinstance(adapter, CanvasAdapter)
+    attach_canvas(model, adapter)
     return build_engine(model, "smollm2", EngineConfig(num_pages=256, max_rows=512, max_running=32))
 
 
@@ -79,4 +87,8 @@ def test_greedy_text_of_twenty_prompts_equals_transformers(
 def test_verify_equals_greedy_for_any_canvas_length(
     engine: Engine, tokenizer: Tokenizer, greedy: dict[str, list[int]], canvas_len: int
 ) -> None:
+    before = engine.stats().steps
     assert run(engine, tokenizer, "verify", canvas_len) == greedy
+    num_steps = engine.stats().steps - before
+    # Two forwards per round: fewer than two per token only with accepted drafts, more than two per canvas without all.
+    assert 2 * NUM_TOKENS // canvas_len < num_steps < 2 * NUM_TOKENS
