@@ -12,9 +12,11 @@ MODEL ?= nano
 TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 TORCH := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest
+# Other people's clients that `make test` runs. CI adds `frameworks`, which take 1.3 GB to install.
+SUITES ?= clients openai
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check unit parity contract clients frameworks kernels cluster-tests gpu lint fix types \
+.PHONY: help install serve test environments check unit parity contract clients frameworks kernels cluster-tests gpu lint fix types \
 	layers size generate generated docs docs-serve lock web test-web pictures newcomer browser bench bfcl soak weights clean
 
 help: ## list the targets
@@ -51,8 +53,10 @@ web/node_modules/.package-lock.json: web/package-lock.json
 
 test: $(VENV)/.dev weights browser ## run every test that runs without a GPU
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) --numprocesses 2 --dist loadfile
-	$(BIN)/python -m tests.contract.clients.run
-	$(BIN)/python -m tests.contract.openai_suite.run
+	$(BIN)/python -m tests.contract.suites $(SUITES)
+
+environments: $(VENV)/.dev ## install the environments of other people's clients that `make test` uses
+	$(BIN)/python -m tests.contract.suites $(SUITES) --install
 
 unit: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not parity and not contract and not gpu"

@@ -3,8 +3,7 @@
 They are installed under `.build/clients`, separately for Python and Node, at the versions of the lock files beside this
 file. One server handles all clients, one after the other. The clients in `frameworks` (`--frameworks`,
 `make frameworks`) have an environment of their own, because their pins conflict with the others; aider and guidellm,
-which run as programs, have one each. They take minutes to install, so `make test` leaves them out. Other arguments are
-passed to pytest.
+which run as programs, have one each. Other arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -28,15 +27,10 @@ MIN_NODE = 20
 
 
 def main(arguments: list[str]) -> int:
-    BUILD.mkdir(parents=True, exist_ok=True)
     if arguments[:1] == ["--frameworks"]:
         return run_frameworks(arguments[1:])
-    has_node = node_version() >= MIN_NODE
-    install_python(BUILD / "venv", HERE / "requirements.lock")
-    if has_node:
-        install_node()
-        install_agents()
-    admin_port = free_port()
+    install_clients()
+    has_node, admin_port = node_version() >= MIN_NODE, free_port()
     with serving(BUILD / "server.log", "--admin-port", str(admin_port)) as url:
         addresses = {"QUICKSILVER_URL": url, "QUICKSILVER_ADMIN_URL": f"http://127.0.0.1:{admin_port}"}
         # Tests of agent programs start a server of their own, with this interpreter.
@@ -49,13 +43,26 @@ def main(arguments: list[str]) -> int:
         return run_node(environment) or failed
 
 
-def run_frameworks(arguments: list[str]) -> int:
+def install_clients() -> None:
+    BUILD.mkdir(parents=True, exist_ok=True)
+    install_python(BUILD / "venv", HERE / "requirements.lock")
+    if node_version() >= MIN_NODE:
+        install_node()
+        install_agents()
+
+
+def install_frameworks() -> None:
+    BUILD.mkdir(parents=True, exist_ok=True)
     install_python(BUILD / "frameworks", FRAMEWORKS / "requirements.lock")
     install_python(BUILD / "aider", FRAMEWORKS / "aider.lock")
     install_python(BUILD / "guidellm", FRAMEWORKS / "guidellm.lock")
     lend_packages(BUILD / "guidellm")
+
+
+def run_frameworks(arguments: list[str]) -> int:
+    install_frameworks()
     admin_port = free_port()
-    with serving(BUILD / "server.log", "--admin-port", str(admin_port)) as url:
+    with serving(BUILD / "frameworks.log", "--admin-port", str(admin_port)) as url:
         addresses = {"QUICKSILVER_URL": url, "QUICKSILVER_ADMIN_URL": f"http://127.0.0.1:{admin_port}"}
         programs = {"QUICKSILVER_PYTHON": sys.executable, "QUICKSILVER_PROGRAMS": str(BUILD)}
         environment = {**os.environ, **addresses, **programs, "QUICKSILVER_FRAMEWORKS": "1"}
