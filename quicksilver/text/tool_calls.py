@@ -148,9 +148,10 @@ def _parse_whole(text: str, tool_names: Collection[str]) -> tuple[str, str] | No
     """Name and arguments of a call in any other spelling: keys in another order, arguments as a string or absent."""
     try:
         call = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(call, dict) or call.get("name") not in tool_names:
+    name = call.get("name") if isinstance(call, dict) else None
+    if not isinstance(name, str) or name not in tool_names:
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
-    return call["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

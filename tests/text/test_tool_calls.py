@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quicksilver.text.tool_calls import CallParser
 
-_NAMES = ("get", "set_x")
+_NAMES = frozenset({"get", "set_x"})
 _CLOSE = "</tool_call>"
 
 
@@ -63,7 +63,9 @@ def test_call_without_arguments_has_empty_ones() -> None:
         '["get"]',
         '{"name": "get", "arguments": ',
         '{"name": "g\\x", "arguments": {}}',
+        '{"name": {"get": 1}}',
         "{" * 5000,
+        "[" * 200_000,
     ],
 )
 def test_text_that_is_no_call_comes_back_whole(text: str) -> None:
