@@ -44,7 +44,7 @@ class KeyBody(AccountBody):
     name: Title
     # Null: inference and usage.
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=MAX_LIST)] | None = None
-    # Models that the key may use; null: those of the key that creates it.
+    # Models that the key may use; null: all. A key that may not use all must list them.
     models: Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None = None
     expires_in_seconds: Seconds | None = None
     budget: Credits | None = None

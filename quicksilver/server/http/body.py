@@ -132,7 +132,7 @@ def parse_object(raw: bytes) -> dict[str, Any]:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
-        raise InvalidRequest(f"The body is not valid JSON ({place}).", code="invalid_json") from None
+        raise InvalidRequest(f"The body is not valid JSON: {error.msg} ({place}).", code="invalid_json") from None
     if not isinstance(fields, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     return merge_extra(fields)

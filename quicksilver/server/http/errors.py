@@ -157,8 +157,8 @@ def error_response(
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
-    """The deepest of pydantic's errors: in a union it belongs to the branch that matches best."""
-    found = max(error.errors(include_url=False, include_input=False, include_context=False), key=_depth)
+    """The error of pydantic that names the fault best."""
+    found = max(error.errors(include_url=False, include_input=False, include_context=False), key=_fit)
     param = param_path(found["loc"], body)
     message = found["msg"].removeprefix("Value error, ")
     if found["type"] == "extra_forbidden":
@@ -166,8 +166,11 @@ def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
-def _depth(found: Mapping[str, Any]) -> int:
-    return len(found["loc"])
+def _fit(found: Mapping[str, Any]) -> tuple[bool, int, bool]:
+    """In a union the error of the branch that matches best: a list of the right kind that is too long, then the deepest
+    error, then one that is not about the type, such as `string_type` of a list."""
+    kind = found["type"]
+    return kind in ("too_long", "too_short"), len(found["loc"]), not kind.endswith("_type")
 
 
 def param_path(loc: Sequence[int | str], body: Any) -> str:

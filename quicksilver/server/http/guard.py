@@ -64,7 +64,11 @@ class Guard:
             return
         services: Services = scope["app"].state.services
         tracing = services.tracing if scope["path"] not in ALWAYS_ANSWERED else None
-        record = RequestRecord(scope, send, tracing.begin(scope) if tracing is not None else None)
+        trace = tracing.begin(scope) if tracing is not None else None
+        if scope["method"] == "HEAD":
+            # Answered as GET. The protocol has the scope as it was, and sends the head of the reply alone.
+            scope = {**scope, "method": "GET"}
+        record = RequestRecord(scope, send, trace)
         with services.open_requests.counted(), services.metrics.num_open.track_inprogress():
             try:
                 check_admission(scope, services)

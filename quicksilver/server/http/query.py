@@ -1,6 +1,6 @@
 """A query string to a checked model. Lists may come as `a=1&a=2`, `a[]=1` or `a=1,2`: clients differ.
 
-Errors name the parameter.
+Errors name the parameter. A name that the model ignores may come any number of times.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _ID = re.compile(r"[a-z]{2,8}_[0-9a-f]{24}")
 def read_query(request: Request, model: type[QueryType]) -> QueryType:
     fields: dict[str, Any] = {}
     for name, values in _groups(request):
-        is_list = name in model.model_fields and get_origin(model.model_fields[name].annotation) is list
-        if not is_list and len(values) > 1:
+        field = model.model_fields.get(name)
+        is_list = field is not None and get_origin(field.annotation) is list
+        if field is not None and not is_list and len(values) > 1:
             raise InvalidRequest(f"{name} may come once", param=name)
         fields[name] = [part for value in values for part in value.split(",")] if is_list else values[0]
     return validate(model, fields)

@@ -29,6 +29,9 @@ from quicksilver.server.http.errors import (
     param_path,
     retry_headers,
 )
+from tests.server.conftest import Served
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 class Part(BaseModel):
@@ -125,3 +128,33 @@ def test_a_long_key_is_cut_in_the_place_of_an_error() -> None:
 
 def test_steps_that_are_not_in_the_body_are_left_out() -> None:
     assert param_path(("parts", 3, "Part", "text"), {"parts": [1]}) == "parts"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "stop": ["x"] * 5}, "stop: List should have at most 4 items"),
+        ("/v1/completions", {"prompt": ["x"] * 33}, "prompt: List should have at most 32 items"),
+        ("/v1/completions", {"prompt": [[1]] * 33}, "prompt: List should have at most 32 items"),
+        ("/v1/chat/completions", {"messages": HI, "stop": []}, None),
+        ("/v1/chat/completions", {"messages": HI, "stop": ["x", 3]}, "stop.1: Input should be a valid string"),
+        ("/v1/chat/completions", {"messages": HI, "stop": ""}, "stop: String should have at least 1 character"),
+        (
+            "/v1/chat/completions",
+            {"messages": HI, "tool_choice": {"type": "function", "function": {"name": 3}}},
+            "tool_choice.function.name: Input should be a valid string",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 65}]},
+            "messages.0.content: List should have at most 64 items",
+        ),
+        ("/v1/responses", {"input": [HI[0]] * 2049}, "input: List should have at most 2048 items"),
+    ],
+)
+async def test_of_a_union_the_branch_that_fits_is_named(
+    served: Served, path: str, fields: dict[str, Any], message: str | None
+) -> None:
+    reply = (await served.post(path, fields)).json()
+    assert message is None or reply["error"]["message"].startswith(message)
+    assert ("error" in reply) is (message is not None)

@@ -168,3 +168,19 @@ async def test_an_unexpected_error_inside_a_stream_is_logged_with_the_id_of_the_
     assert record.getMessage().startswith("unexpected RuntimeError")
     assert f'"id":"{record.reply_id}"' in response.text
     assert "canary" not in response.text
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/openapi.json", "/v1/models/nano"])
+async def test_a_head_request_is_answered_as_get_without_a_body(served: Served, path: str) -> None:
+    async with served.client() as client:
+        got, head = await client.get(path), await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    varying = ("x-request-id", "request-id", "openai-processing-ms")
+    assert [h for h in head.headers.items() if h[0] not in varying] == [
+        h for h in got.headers.items() if h[0] not in varying
+    ]
+
+
+async def test_a_head_request_to_an_unknown_path_is_a_404(served: Served) -> None:
+    async with served.client() as client:
+        assert (await client.head("/v1/nothing")).status_code == 404

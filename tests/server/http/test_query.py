@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request
 
 from quicksilver.errors import InvalidRequest, NotFound
@@ -41,3 +41,21 @@ def test_an_id_of_another_form_is_not_found() -> None:
     for text in ("key_" + "0" * 23, "../etc/passwd", "KEY_" + "0" * 24):
         with pytest.raises(NotFound):
             checked_id(text)
+
+
+class Lenient(Query):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    limit: int = 10
+
+
+@pytest.mark.parametrize("query", ["include=a&include=b&limit=3", "include[]=a&include[]=b&limit=3"])
+def test_a_name_that_is_ignored_may_come_several_times(query: str) -> None:
+    assert read_query(request(query), Lenient).limit == 3
+
+
+@pytest.mark.parametrize("query", ["other=1", "other=1&other=2"])
+def test_an_unknown_name_is_refused_however_often_it_comes(query: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_query(request(query), Filters)
+    assert refused.value.param == "other"

@@ -56,7 +56,7 @@ class Item:
 
     def part(self) -> dict[str, Any]:
         if self.channel is Channel.CONTENT:
-            return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+            return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
         return {"type": "reasoning_text", "text": self.text}
 
     def reply(self, status: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from typing_extensions import TypedDict
 
 from quicksilver.server.http.fields import (
@@ -120,16 +120,37 @@ def one_of(kind: str, kinds: tuple[str, ...]) -> str:
     return kind
 
 
-InputItem = (
-    CallItem
-    | CallOutputItem
-    | CustomCallItem
-    | CustomOutputItem
-    | CompactionItem
-    | ReferenceItem
-    | SkippedItem
-    | MessageItem
-)
+ITEM_TAGS = {"compaction_summary": "compaction"} | {
+    kind: kind
+    for kind in (
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "compaction",
+        "item_reference",
+    )
+}
+
+
+def item_tag(item: Any) -> str:
+    """The kind of an item by its type, so that its errors are those of its kind. A message may have no type."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return "message" if kind is None else ITEM_TAGS.get(kind, "skipped") if isinstance(kind, str) else "skipped"
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[CallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[CompactionItem, Tag("compaction")]
+    | Annotated[ReferenceItem, Tag("item_reference")]
+    | Annotated[SkippedItem, Tag("skipped")],
+    Discriminator(item_tag),
+]
 Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)]
 
 
@@ -248,6 +269,12 @@ class CompactBody(GenerationBody):
         return None
 
 
+def no_template(value: Any) -> Any:
+    if value is not None:
+        raise ValueError("hosted templates are not supported here: send the text as instructions and input")
+    return value
+
+
 class ResponsesBody(CompactBody):
     max_output_tokens: OutputTokens | None = None
     temperature: Temperature | None = None
@@ -267,7 +294,7 @@ class ResponsesBody(CompactBody):
     store: bool | None = None
     background: bool | None = None
     conversation: ItemId | ConversationRef | None = None
-    prompt: None = None
+    prompt: Annotated[None, BeforeValidator(no_template)] = None
     truncation: Literal["auto", "disabled"] | None = None
 
     @property

@@ -217,3 +217,26 @@ async def test_tools_of_a_namespace_are_called_by_their_own_name(served: Served)
 
 async def test_a_request_without_input_is_answered(served: Served) -> None:
     assert (await served.post(RESPONSES, {})).json()["status"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ({"role": "user"}, "input.0.content: Field required"),
+        ({"role": "tool", "content": "x"}, "input.0.role: Input should be"),
+        ({"type": "function_call", "call_id": "1", "arguments": "{}"}, "input.0.name: Field required"),
+        ({"type": "function_call_output", "call_id": "1"}, "input.0.output: Field required"),
+        ({"type": "compaction_summary"}, "input.0.encrypted_content: Field required"),
+        ({"type": "telepathy"}, "input.0.type: no item of this type can be read here"),
+        ({"type": 3}, "input.0.type: Input should be a valid string"),
+        (3, "input.0: Input should be"),
+    ],
+)
+async def test_an_item_is_refused_by_the_rules_of_its_type(served: Served, item: object, message: str) -> None:
+    error = (await served.post("/v1/responses", {"input": [item]})).json()["error"]
+    assert error["message"].startswith(message)
+
+
+async def test_a_hosted_template_is_refused_with_advice(served: Served) -> None:
+    error = (await served.post("/v1/responses", {"input": "x", "prompt": {"id": "pmpt_1"}})).json()["error"]
+    assert (error["param"], "instructions" in error["message"]) == ("prompt", True)
