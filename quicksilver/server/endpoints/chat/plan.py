@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from quicksilver.constrain.pinned import Hole, pinned_grammar
 from quicksilver.constrain.source import (
@@ -210,7 +210,12 @@ async def render(
     return await services.prompts.render(request, tenant)
 
 
-def read_effort(body: ChatBody, services: Services) -> str | None:
+class EffortBody(Protocol):
+    @property
+    def reasoning_effort(self) -> str | None: ...
+
+
+def read_effort(body: EffortBody, services: Services) -> str | None:
     effort = body.reasoning_effort or services.config.reasoning_effort
     return EFFORTS.get(effort, effort) if effort else None
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.chat.plan import ToolOptions, read_messages
+from quicksilver.server.endpoints.chat.plan import ToolOptions, read_effort, read_messages
 from quicksilver.server.endpoints.tokens.wire import (
     DetokenizeBody,
     DetokenizeReply,
@@ -53,7 +53,8 @@ async def encode(body: TokenizeBody, services: Services, tenant: str) -> tuple[i
         return (await services.prompts.encode([body.prompt or ""], tenant, "prompt"))[0]
     tools = ToolOptions(tuple(tool.function for tool in body.tools or ())).tools
     adds_prompt = body.add_generation_prompt is not False
-    request = PromptRequest(tuple(read_messages(body.messages)), tuple(tools), body.reasoning_effort, adds_prompt)
+    effort = read_effort(body, services)
+    request = PromptRequest(tuple(read_messages(body.messages)), tuple(tools), effort, adds_prompt)
     return (await services.prompts.render(request, tenant)).ids
 
 

@@ -47,3 +47,11 @@ async def test_the_name_of_a_special_token_is_its_id_for_clients_of_vllm_alone(s
     assert (await served.post("/tokenize", body)).json()["tokens"] == [token_id]
     assert token_id not in (await served.post("/tokenize", {**body, "prompt": f"{name} "})).json()["tokens"]
     assert token_id not in (await served.post("/tokenize", {"prompt": name})).json()["tokens"]
+
+
+@pytest.mark.parametrize("effort", [None, "none", "minimal", "instant", "low", "xhigh"])
+async def test_efforts_are_those_of_a_chat(served: Served, effort: str | None) -> None:
+    served.configure(reasoning_effort="low")
+    body = chat("Hi", reasoning_effort=effort)
+    usage = (await served.post("/v1/chat/completions", body)).json()["usage"]
+    assert (await served.post("/v1/tokenize", body)).json()["count"] == usage["prompt_tokens"]
