@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
@@ -54,6 +55,7 @@ class LegacyLogprobs:
     def __init__(self, tokenizer: Tokenizer, num_top: int) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
     def reply(self, entries: Sequence[TokenLogprob], first_id: int | None = None) -> TextLogprobs:
@@ -66,12 +68,12 @@ class LegacyLogprobs:
         return reply
 
     def _add(self, reply: TextLogprobs, token_id: int, logprob: float | None, top: dict[str, float] | None) -> None:
-        text = self._tokenizer.token_text(token_id)
-        reply["tokens"].append(text)
+        reply["tokens"].append(self._tokenizer.token_text(token_id))
         reply["token_logprobs"].append(logprob)
         reply["top_logprobs"].append(top)
         reply["text_offset"].append(self._offset)
-        self._offset += len(text)
+        # A special token adds no text, and a character of several tokens counts once.
+        self._offset += len(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
 
     def _top(self, entry: TokenLogprob) -> dict[str, float]:
         """Of tokens with the same text the likeliest counts."""
@@ -153,7 +155,10 @@ def read_prefixes(body: FimBody | CompletionBody, plan: ReplyPlan, services: Ser
 
 
 def mean_logprob(answer: CollectedAnswer) -> float:
-    return fsum(entry.logprob for entry in answer.logprobs) / max(len(answer.logprobs), 1)
+    """With the token that ended the answer: an empty answer has no other one."""
+    stop = answer.finished.stop_logprob
+    values = [entry.logprob for entry in (*answer.logprobs, *([stop] if stop else []))]
+    return fsum(values) / max(len(values), 1)
 
 
 def _choice(index: int, prefix: str, answer: CollectedAnswer, detail: Detail, first_id: int) -> TextChoice:

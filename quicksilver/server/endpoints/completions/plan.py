@@ -94,7 +94,9 @@ async def plan_completion(body: CompletionBody, services: Services, tenant: str)
         for prompt, limit in zip(prompts, limits, strict=True)
     ]
     wrapped = await _with_options(answers, body, services)
-    return plan_reply("cmpl", body.model, wrapped, num_candidates(body), limits[0].warning)
+    # One warning: the limits of several prompts differ, and the reply has one field for all of them.
+    warning = next((limit.warning for limit in limits if limit.warning), None)
+    return plan_reply("cmpl", body.model, wrapped, num_candidates(body), warning)
 
 
 async def _with_options(

@@ -46,3 +46,12 @@ def test_offsets_continue_over_chunks() -> None:
     assert (first["tokens"], first["text_offset"]) == (["a", "b"], [0, 1])
     assert first["token_logprobs"] == [-0.5, -9999.0]
     assert logprobs.reply([TokenLogprob(99, 0.0)])["text_offset"] == [2]
+
+
+def test_offsets_are_those_of_the_text() -> None:
+    tokenizer = small_tokenizer()
+    ids = [*tokenizer.encode("a👋b"), tokenizer.eos_ids[0], *tokenizer.encode("c")]
+    reply = LegacyLogprobs(tokenizer, 0).reply([TokenLogprob(i, 0.0) for i in ids])
+    # The first character of four bytes begins at 1, and its bytes are four tokens; the special token has no text.
+    assert reply["text_offset"] == [0, 1, 1, 1, 1, 2, 3, 3]
+    assert tokenizer.decode(ids)[reply["text_offset"][-1]] == "c"

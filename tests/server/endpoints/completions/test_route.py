@@ -325,3 +325,22 @@ async def test_counts_of_drafts_in_vllm_form(served: Served) -> None:
             "num_spec_steps": 4,
             "num_spec_tokens": 2,
         }
+
+
+async def test_an_empty_answer_is_as_likely_as_its_end(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        end = TokenLogprob(request.params.stop_ids[0], -4.0 if request.params.seed == 0 else -0.2)
+        ids = () if request.params.seed == 0 else (70,)
+        logprobs = (*(TokenLogprob(token, -0.1) for token in ids), end)
+        return [Delta(request.id, ids, logprobs, finish=FinishReason.STOP, usage=Usage(1, 0, len(ids)))]
+
+    served.engine.script = script
+    reply = (await served.post("/v1/completions", {"prompt": "x", "best_of": 2, "seed": 0})).json()
+    assert [choice["text"] for choice in reply["choices"]] == [small_tokenizer().token_text(70)]
+
+
+async def test_a_limit_that_was_lowered_for_any_prompt_is_reported(served: Served) -> None:
+    body = {"prompt": ["x", "x" * 4000], "max_tokens": 1000}
+    warning = (await served.post("/v1/completions", body)).json()["warning"]
+    assert warning is not None
+    assert "max_tokens was lowered to 96" in warning
