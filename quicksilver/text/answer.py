@@ -6,6 +6,7 @@ commits nothing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -156,6 +157,8 @@ class CollectedAnswer:
     finished: Finished = field(default_factory=Finished)
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
     decided: tuple[tuple[float, ...], ...] = ()
+    # When the first text came, on the clock `time.perf_counter`.
+    first_at: float | None = field(default=None, compare=False)
 
     def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, Finished):
@@ -165,6 +168,7 @@ class CollectedAnswer:
         elif isinstance(piece, Decided):
             self.decided = piece.logprobs
         elif isinstance(piece, TextDelta):
+            self.first_at = self.first_at or time.perf_counter()
             self.logprobs += piece.logprobs
             self.token_ids += piece.token_ids
             for delta in piece.deltas:

@@ -7,6 +7,7 @@ field of the wrong type is refused, and so is an unknown field inside an object 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
@@ -62,6 +63,8 @@ def absent(value: Any) -> Any:
     return "" if value is None else value
 
 
+# Null is an empty text.
+OptionalText = Annotated[str, BeforeValidator(absent, json_schema_input_type=str | None)]
 ModelName = Annotated[str, Field(max_length=256)]
 
 
@@ -102,13 +105,18 @@ def whole(value: Any) -> Any:
 
 def tame(value: Any) -> Any:
     """Free JSON within bounds: few nodes, shallow, and no integer that another reader would round."""
+    return bounded(value, max_int=MAX_SAFE_INT)
+
+
+def bounded(value: Any, *, max_int: float = math.inf) -> Any:
+    """Free JSON within bounds on its nodes, its depth and its integers."""
     stack, num_nodes = [(value, 1)], 0
     while stack:
         node, depth = stack.pop()
         num_nodes += 1
         if num_nodes > MAX_JSON_NODES or depth > MAX_JSON_DEPTH:
             raise ValueError(f"more than {MAX_JSON_NODES} values or nested deeper than {MAX_JSON_DEPTH}")
-        if isinstance(node, int) and abs(node) > MAX_SAFE_INT:
+        if isinstance(node, int) and abs(node) > max_int:
             raise ValueError("holds an integer beyond 2^53")
         if isinstance(node, dict):
             stack += [(child, depth + 1) for child in node.values()]
@@ -148,6 +156,8 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 # Written into the head of a turn, which is one line.
 SpeakerName = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$")]
 FreeObject = Annotated[dict[str, Any], AfterValidator(tame)]
+# Arguments of a call that a model wrote: they come back as they are, and are only written into a prompt.
+CallArguments = Annotated[dict[str, Any], AfterValidator(bounded)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS), WHOLE]
 # 0 generates nothing: only the prompt is read.
 AnyOutputTokens = Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS), WHOLE]

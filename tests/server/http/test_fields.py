@@ -15,6 +15,7 @@ from quicksilver.server.http.fields import (
     OwnWire,
     TextPart,
     Wire,
+    bounded,
     join_text,
     tame,
 )
@@ -92,6 +93,10 @@ def test_free_json_is_bounded_in_nodes_depth_and_integers() -> None:
     for value in ([0] * wire.MAX_JSON_NODES, nested(wire.MAX_JSON_DEPTH + 1), {"a": [wire.MAX_SAFE_INT + 1]}):
         with pytest.raises(ValueError, match=r"more than|beyond"):
             tame(value)
+    assert bounded({"a": wire.MAX_SAFE_INT + 1}) is not None
+    for value in ([0] * wire.MAX_JSON_NODES, nested(wire.MAX_JSON_DEPTH + 1)):
+        with pytest.raises(ValueError, match="more than"):
+            bounded(value)
 
 
 def test_null_and_the_empty_name_select_the_default_model() -> None:

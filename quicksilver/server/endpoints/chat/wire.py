@@ -29,6 +29,7 @@ from quicksilver.server.http.fields import (
     Metadata,
     MinTokens,
     NamedTool,
+    OptionalText,
     OwnWire,
     Penalty,
     PredictionBody,
@@ -51,7 +52,7 @@ MAX_HOLE_CHARS, MAX_FIXED_CHARS = 1000, 4000
 
 class CalledFunction(Wire):
     name: FunctionName
-    arguments: str = ""
+    arguments: OptionalText = ""
 
 
 class CalledTool(Wire):

@@ -7,7 +7,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictBool, StrictStr
 from typing_extensions import TypedDict
 
-from quicksilver.server.http.fields import FreeObject, GenerationBody, StreamOptions, Wire, at_most, tame
+from quicksilver.server.http.fields import (
+    FreeObject,
+    GenerationBody,
+    OptionalText,
+    StreamOptions,
+    Wire,
+    at_most,
+    tame,
+)
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
@@ -37,7 +45,7 @@ InputContent = str | Annotated[list[InputPart], Field(max_length=64)]
 
 
 class InputMessage(Wire):
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["user", "developer", "system", "assistant"]
     content: InputContent
 
@@ -46,8 +54,8 @@ class InputCall(Wire):
     type: Literal["function_call", "custom_tool_call"]
     call_id: str
     name: str
-    arguments: str = ""
-    input: str = ""
+    arguments: OptionalText = ""
+    input: OptionalText = ""
 
 
 class InputCallOutput(Wire):

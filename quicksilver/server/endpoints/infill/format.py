@@ -21,22 +21,22 @@ class InfillFormat(ReplyFormat):
         self._plan = plan
         self._fields = body.response_fields
         self._started = time.perf_counter()
-        self._first_at: float | None = None
+        self._answer = CollectedAnswer()
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
-        return choose_fields(self._reply(answers[0].content, answers[0].finished), self._fields)
+        return choose_fields(self._reply(answers[0].content, answers[0]), self._fields)
 
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Mapping[str, Any]]:
+        self._answer.add(piece)
         if isinstance(piece, TextDelta):
-            self._first_at = self._first_at or time.perf_counter()
             text = "".join(delta.text for delta in piece.deltas if delta.channel is Channel.CONTENT)
             if text:
                 yield {"index": 0, "content": text, "stop": False}
         elif isinstance(piece, Finished):
-            yield choose_fields(self._reply("", piece), self._fields)
+            yield choose_fields(self._reply("", self._answer), self._fields)
 
-    def _reply(self, content: str, finished: Finished) -> InfillReply:
-        usage = finished.usage
+    def _reply(self, content: str, answer: CollectedAnswer) -> InfillReply:
+        finished, usage = answer.finished, answer.finished.usage
         is_cut = finished.reason is FinishReason.LENGTH
         return {
             "index": 0,
@@ -49,12 +49,12 @@ class InfillFormat(ReplyFormat):
             "tokens_evaluated": usage.prompt_tokens,
             "tokens_cached": usage.cached_tokens,
             "truncated": False,
-            "timings": self._timings(finished),
+            "timings": self._timings(answer),
         }
 
-    def _timings(self, finished: Finished) -> InfillTimings:
-        usage, now = finished.usage, time.perf_counter()
-        first_at = self._first_at or now
+    def _timings(self, answer: CollectedAnswer) -> InfillTimings:
+        usage, now = answer.finished.usage, time.perf_counter()
+        first_at = answer.first_at or now
         prompt_s, predicted_s = max(first_at - self._started, 1e-6), max(now - first_at, 1e-6)
         num_prompt = usage.prompt_tokens - usage.cached_tokens
         return {

@@ -11,6 +11,7 @@ from quicksilver.server.http.fields import (
     WHOLE,
     CodeStop,
     GenerationBody,
+    OptionalText,
     Penalty,
     Probability,
     RepetitionPenalty,
@@ -27,15 +28,15 @@ MAX_PREDICT = 8192
 class ExtraFile(Wire):
     """Other code that helps to fill the gap."""
 
-    filename: str = ""
+    filename: OptionalText = ""
     text: str
 
 
 class InfillBody(GenerationBody):
     """The gap is after `input_prefix` and `prompt`, which is the line before the cursor."""
 
-    input_prefix: str = ""
-    input_suffix: str = ""
+    input_prefix: OptionalText = ""
+    input_suffix: OptionalText = ""
     prompt: str | None = None
     input_extra: Annotated[list[ExtraFile], Field(max_length=64)] | None = None
     n_predict: Annotated[int, Field(ge=-1, le=MAX_PREDICT), WHOLE] | None = None

@@ -15,6 +15,7 @@ from quicksilver.server.http.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     WHOLE,
+    CallArguments,
     DecoderBody,
     FreeObject,
     GenerationBody,
@@ -77,7 +78,7 @@ class ToolUseBlock(Wire):
     type: Literal["tool_use"]
     id: BlockId
     name: MessageToolName
-    input: FreeObject
+    input: CallArguments
 
 
 class TextSource(Wire):

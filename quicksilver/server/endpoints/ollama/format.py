@@ -40,29 +40,34 @@ class OllamaFormat(ReplyFormat):
         self._tokenizer = tokenizer
         self._is_chat = is_chat
         self._started = time.perf_counter()
-        self._first_at: float | None = None
         self._answer = CollectedAnswer()
+        self._unsent: list[TokenLogprob] = []
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> OllamaReply:
         answer = answers[0]
         reply = self._line(answer.content, answer.reasoning, answer.logprobs, read_calls(answer))
-        return {**reply, **self._ending(answer.finished)}  # type: ignore[typeddict-item]
+        return {**reply, **self._ending(answer)}  # type: ignore[typeddict-item]
 
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[OllamaReply]:
         self._answer.add(piece)
         if isinstance(piece, TextDelta):
-            self._first_at = self._first_at or time.perf_counter()
+            self._unsent += piece.logprobs
             texts = {Channel.CONTENT: "", Channel.REASONING: ""}
             for delta in piece.deltas:
                 if delta.channel in texts:
                     texts[delta.channel] += delta.text
             if any(texts.values()):
-                yield self._line(texts[Channel.CONTENT], texts[Channel.REASONING], piece.logprobs)
+                yield self._line(texts[Channel.CONTENT], texts[Channel.REASONING], self._take_logprobs())
         elif isinstance(piece, Finished):
             calls = read_calls(self._answer)
             if calls:
                 yield self._line("", "", (), calls)
-            yield {**self._line("", "", ()), **self._ending(piece)}  # type: ignore[typeddict-item]
+            yield {**self._line("", "", self._take_logprobs()), **self._ending(self._answer)}  # type: ignore[typeddict-item]
+
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        """Of tokens that added no text so far, too: they are sent with the next text, or at the end."""
+        taken, self._unsent = self._unsent, []
+        return taken
 
     def failure(self, error: QuicksilverError) -> Iterable[Mapping[str, Any]]:
         return ({"error": error.message},)
@@ -92,9 +97,9 @@ class OllamaFormat(ReplyFormat):
             line["logprobs"] = [named(entry.token_id, entry.logprob, entry.top, self._tokenizer) for entry in logprobs]
         return line
 
-    def _ending(self, finished: Finished) -> dict[str, Any]:
-        now = time.perf_counter()
-        first_at = self._first_at or now
+    def _ending(self, answer: CollectedAnswer) -> dict[str, Any]:
+        finished, now = answer.finished, time.perf_counter()
+        first_at = answer.first_at or now
         return {
             "done": True,
             "done_reason": "length" if finished.reason is FinishReason.LENGTH else "stop",

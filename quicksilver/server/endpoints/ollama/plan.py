@@ -30,7 +30,7 @@ NOT_COPIED = {"num_predict", "repeat_penalty", *NEUTRAL_OPTIONS}
 
 async def plan_ollama_chat(body: OllamaChatBody, services: Services, tenant: str) -> ReplyPlan:
     fields = chat_fields(body)
-    fields["messages"] = [write_message(message) for message in body.messages]
+    fields["messages"] = [write_message(message) for message in body.messages or ()]
     if body.tools:
         fields["tools"] = [tool.model_dump() for tool in body.tools]
     return await _plan(body, fields, services, tenant)

@@ -1,4 +1,4 @@
-"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and `/api/version`."""
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/ps`, `/api/show` and `/api/version`."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from quicksilver.server.endpoints.ollama.wire import (
     OllamaModel,
     OllamaModelList,
     OllamaReply,
+    OllamaRunning,
+    OllamaRunningList,
     OllamaShown,
     OllamaVersion,
     ShowBody,
@@ -34,6 +36,8 @@ listing_router = APIRouter(prefix="/api", tags=["ollama"])
 
 # The version of Ollama's API that these routes follow.
 OLLAMA_VERSION = "0.13.0"
+# `keep_alive` has no effect here, so no model has a time at which it is unloaded.
+NEVER = "9999-12-31T23:59:59Z"
 REPLIES = answers_or_streams(OllamaReply, OllamaReply, OllamaError, "application/x-ndjson")
 
 
@@ -79,6 +83,13 @@ async def tags(request: Request) -> Response:
     return json_response({"models": models})
 
 
+@listing_router.get("/ps", responses=answers_read(OllamaRunningList))
+async def running(request: Request) -> Response:
+    """The models that are loaded, each under its own name."""
+    loaded_models = {name: each for name, each in services_of(request).by_model.items() if each.is_loaded}
+    return json_response({"models": [running_model(name, each) for name, each in loaded_models.items()]})
+
+
 @listing_router.post("/show", responses=answers(OllamaShown, OllamaError), openapi_extra=takes(ShowBody))
 async def show(request: Request) -> Response:
     body = await read_body(request, ShowBody, services_of(request).config)
@@ -112,6 +123,16 @@ def list_model(name: str, services: Services) -> OllamaModel:
         "size": info.weight_bytes if info else 0,
         "digest": info.fingerprint if info else "",
         "details": details(services),
+    }
+
+
+def running_model(name: str, services: Services) -> OllamaRunning:
+    info = services.engine.info
+    return {
+        **list_model(name, services),
+        "expires_at": NEVER,
+        "size_vram": 0 if info.device.startswith("cpu") else info.weight_bytes,
+        "context_length": info.context_len,
     }
 
 

@@ -12,12 +12,14 @@ from quicksilver.server.http.fields import (
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
     WHOLE,
+    CallArguments,
     CodeStop,
     FreeObject,
     FunctionName,
     GenerationBody,
     ModelBody,
     ModelName,
+    OptionalText,
     Penalty,
     Probability,
     RepetitionPenalty,
@@ -49,6 +51,23 @@ def neutral(*values: object) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def unsupported(advice: str) -> BeforeValidator:
+    """Refuses a list with entries, with this advice."""
+
+    def check(value: Any) -> Any:
+        if value:
+            raise ValueError(advice)
+        return value
+
+    return BeforeValidator(check)
+
+
+NoImages = Annotated[list[str], Field(max_length=0), unsupported("only text is supported here: leave the images out")]
+NoContext = Annotated[
+    list[int], Field(max_length=0), unsupported("tokens are not kept here: send the text with /api/chat")
+]
 
 
 class OllamaOptions(Wire):
@@ -94,7 +113,7 @@ class OllamaBody(GenerationBody):
 
 class OllamaCalled(Wire):
     name: FunctionName
-    arguments: FreeObject | None = None
+    arguments: CallArguments | None = None
 
 
 class OllamaCall(Wire):
@@ -107,24 +126,24 @@ class OllamaMessage(Wire):
     thinking: str | None = None
     tool_calls: Annotated[list[OllamaCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
-    images: Annotated[list[str], Field(max_length=0)] | None = None
+    images: NoImages | None = None
 
 
 class OllamaChatBody(OllamaBody):
-    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, default_factory=list)]
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateBody(OllamaBody):
-    prompt: str = ""
+    prompt: OptionalText = ""
     suffix: str | None = None
     system: str | None = None
     # The prompt is continued as it is, without a chat template.
     raw_: Annotated[bool | None, Field(alias="raw")] = None
     # A template or the tokens of an earlier reply, which cannot be honoured.
     template: Annotated[str, neutral("")] | None = None
-    context: Annotated[list[int], Field(max_length=0)] | None = None
-    images: Annotated[list[str], Field(max_length=0)] | None = None
+    context: NoContext | None = None
+    images: NoImages | None = None
 
 
 class ShowBody(ModelBody):
@@ -195,6 +214,17 @@ class OllamaModel(TypedDict):
 
 class OllamaModelList(TypedDict):
     models: list[OllamaModel]
+
+
+class OllamaRunning(OllamaModel):
+    expires_at: str
+    # Bytes in the memory of a GPU.
+    size_vram: int
+    context_length: int
+
+
+class OllamaRunningList(TypedDict):
+    models: list[OllamaRunning]
 
 
 class OllamaShown(TypedDict):

@@ -47,3 +47,17 @@ async def test_other_files_come_before_the_prefix(served: Served) -> None:
 async def test_no_tokens_are_generated_for_a_request_that_fills_the_cache(served: Served) -> None:
     reply = (await served.post("/infill", {**BODY, "n_predict": 0})).json()
     assert (reply["content"], reply["stop_type"], served.engine.seen) == ("", "limit", [])
+
+
+async def test_null_is_no_text(served: Served) -> None:
+    extra = [{"filename": None, "text": "x"}]
+    body = {"input_prefix": None, "input_suffix": None, "prompt": None, "input_extra": extra}
+    assert (await served.post("/infill", body)).status_code == 200
+
+
+async def test_timings_tell_the_prompt_from_the_answer(served: Served) -> None:
+    served.engine.script = says("x + 1", piece_len=1)
+    timings = (await served.post("/infill", BODY)).json()["timings"]
+    # A thousandth of a millisecond stands for none.
+    assert timings["predicted_ms"] > 0.001
+    assert timings["predicted_per_second"] < 5e6

@@ -306,3 +306,15 @@ async def test_a_key_comes_as_bearer_or_as_x_api_key(served: Served, bank: Bank)
     for wrong in ({}, {"x-api-key": "qs-wrong"}, {"x-api-key": secret, "authorization": "Bearer qs-wrong"}):
         refused = await served.post(MESSAGES, ask(), wrong)
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+
+
+async def test_a_call_with_a_large_integer_comes_back(served: Served) -> None:
+    tool = {"name": "find", "input_schema": {"type": "object", "properties": {"id": {"type": "integer"}}}}
+    served.engine.script = says(f'<tool_call>{{"name": "find", "arguments": {{"id": {2**60}}}}}</tool_call>')
+    content = (await served.post(MESSAGES, ask(tools=[tool]))).json()["content"]
+    assert content[-1]["input"] == {"id": 2**60}
+    result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "found"}
+    turns = [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
+    body = ask(tools=[tool])
+    body["messages"] += turns
+    assert (await served.post(MESSAGES, body)).status_code == 200

@@ -8,10 +8,12 @@ from typing import Any
 import httpx
 import pytest
 
-from quicksilver.core import Delta
+from quicksilver.core import Delta, FinishReason, Request, TokenLogprob, Usage
 from quicksilver.errors import EngineDied
 from tests.server.conftest import Served, says
 from tests.server.test_models import add_models
+from tests.support.fake_engine import Step
+from tests.support.small_tokenizer import small_tokenizer
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -19,6 +21,11 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:
     assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def lines_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The lines of a stream, or the one object of a whole reply."""
     return [json.loads(line) for line in response.text.splitlines()]
 
 
@@ -118,6 +125,8 @@ async def test_models_that_were_never_loaded_are_listed(served: Served) -> None:
     assert {"nano", "edit", "big"} <= listed.keys()
     assert (listed["big"]["digest"], listed["big"]["details"]["family"]) == ("", "")
     assert listed["nano"]["details"]["family"] == "fake"
+    (running,) = (await served.get("/api/ps")).json()["models"]
+    assert (running["name"], running["context_length"], running["size_vram"]) == ("nano", 4096, 0)
     assert not engines["big"].is_loaded
     assert (await served.post("/api/show", {"name": "big"})).status_code == 200
     assert engines["big"].is_loaded
@@ -174,3 +183,55 @@ async def test_errors_are_text(served: Served) -> None:
     served.engine.script = lambda request: [Delta(request.id, (70,)), EngineDied("the worker died")]
     streamed = lines(await served.post("/api/chat", {"messages": HI}))
     assert "worker" in streamed[-1]["error"]
+
+
+async def test_a_stream_has_the_log_probabilities_of_the_whole_answer(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        ids = small_tokenizer().encode("a👋b")
+        scored = [Delta(request.id, (token,), (TokenLogprob(token, -0.5, ()),)) for token in ids]
+        return [*scored, Delta(request.id, (), finish=FinishReason.STOP, usage=Usage(1, 0, len(ids)))]
+
+    served.engine.script = script
+    for path, body in (("/api/chat", {"messages": HI}), ("/api/generate", {"prompt": "Hi", "raw": True})):
+        whole = (await served.post(path, {**body, "logprobs": True, "stream": False})).json()
+        streamed = lines(await served.post(path, {**body, "logprobs": True}))
+        assert [entry for line in streamed for entry in line.get("logprobs", ())] == whole["logprobs"]
+        assert len(whole["logprobs"]) == 6
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", "messages"), ("/api/generate", "prompt")])
+async def test_null_is_an_empty_request(served: Served, path: str, field: str) -> None:
+    reply = await served.post(path, {"model": "nano", field: None})
+    assert (reply.status_code, reply.json()["done_reason"]) == (200, "load")
+
+
+async def test_a_call_with_a_large_integer_comes_back(served: Served) -> None:
+    served.engine.script = says(f'<tool_call>{{"name": "weather", "arguments": {{"id": {2**60}}}}}</tool_call>')
+    body = {"tools": [TOOL], "stream": False}
+    answer = (await served.post("/api/chat", {**body, "messages": HI})).json()["message"]
+    assert answer["tool_calls"][0]["function"]["arguments"] == {"id": 2**60}
+    result = {"role": "tool", "content": "sunny", "tool_name": "weather"}
+    assert (await served.post("/api/chat", {**body, "messages": [*HI, answer, result]})).status_code == 200
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_durations_tell_the_prompt_from_the_answer(served: Served, is_streamed: bool) -> None:
+    served.engine.script = says("Hello", piece_len=1)
+    reply = lines_of(await served.post("/api/chat", {"messages": HI, "stream": is_streamed}))[-1]
+    assert 0 < reply["prompt_eval_duration"] < reply["total_duration"]
+    assert reply["eval_duration"] > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "advice"),
+    [
+        ("/api/chat", {"messages": [{**HI[0], "images": ["eA=="]}]}, "leave the images out"),
+        ("/api/generate", {"prompt": "x", "images": ["eA=="]}, "leave the images out"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, "/api/chat"),
+        ("/api/chat", {"messages": HI, "think": "max"}, "'low', 'medium' or 'high'"),
+    ],
+)
+async def test_a_refusal_says_what_to_do(served: Served, path: str, body: dict[str, Any], advice: str) -> None:
+    refused = await served.post(path, body)
+    assert refused.status_code == 400
+    assert advice in refused.json()["error"]
