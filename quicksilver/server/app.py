@@ -131,5 +131,9 @@ def _wrap(app: FastAPI, services: Services) -> None:
     """Middleware added last runs first."""
     origins = services.config.origins
     if origins:
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        # Browsers hide the request id, the limits and the advice on retries from a page unless they are exposed.
+        every = ["*"]
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every, expose_headers=every
+        )
     app.add_middleware(Guard)

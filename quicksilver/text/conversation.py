@@ -56,7 +56,10 @@ class PromptRequest:
 
 
 def parse_arguments(arguments: str) -> object:
-    """The JSON value of a call's arguments; text that is not JSON stays a string. Deep nesting is refused."""
+    """The JSON value of a call's arguments; text that is not JSON, or that escapes half a character, stays a string.
+    Blank text is no arguments. Deep nesting is refused."""
+    if not arguments.strip():
+        return {}
     try:
         value = json.loads(arguments)
     except RecursionError:
@@ -69,7 +72,16 @@ def parse_arguments(arguments: str) -> object:
         if depth > MAX_ARGUMENTS_DEPTH:
             raise _too_deep()
         level = [child for node in level for child in _children(node)]
-    return value
+    return value if _is_encodable(value) else arguments
+
+
+def _is_encodable(value: object) -> bool:
+    """Whether no string in it has a lone surrogate, which no encoding can carry."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _children(node: object) -> Iterable[object]:

@@ -83,6 +83,7 @@ async def test_listed_origins_may_and_get_cors_headers(served: Served) -> None:
     response = await served.post(CHAT, chat(), {"origin": "https://app.example"})
     assert response.status_code == 200
     assert response.headers["access-control-allow-origin"] == "https://app.example"
+    assert response.headers["access-control-expose-headers"] == "*"
     assert (await served.post(CHAT, chat(), {"origin": "https://other.example"})).status_code == 403
 
 

@@ -178,11 +178,13 @@ def read_tools(body: ChatBody) -> ToolOptions:
     if isinstance(choice, NamedTool):
         return ToolOptions(_only(specs, {choice.function.name}), is_required=True, allows_parallel=False, is_named=True)
     if isinstance(choice, AllowedToolChoice):
-        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
-        return ToolOptions(_only(specs, allowed), choice.allowed_tools.mode == "required", allows_parallel)
-    if choice == "required" and not specs:
+        specs = _only(specs, {tool.function.name for tool in choice.allowed_tools.tools})
+        is_required = choice.allowed_tools.mode == "required"
+    else:
+        is_required = choice == "required"
+    if is_required and not specs:
         raise InvalidRequest("tool_choice: a call is required but no tools are given", param="tool_choice")
-    return ToolOptions(specs, choice == "required", allows_parallel)
+    return ToolOptions(specs, is_required, allows_parallel)
 
 
 def _refuse_duplicates(specs: tuple[FunctionSpec, ...]) -> None:

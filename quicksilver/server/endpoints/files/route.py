@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
@@ -23,7 +23,7 @@ from quicksilver.server.endpoints.files.store import (
 from quicksilver.server.endpoints.files.upload import read_upload
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.json_reply import json_response
-from quicksilver.server.http.list_query import DeletedReply, ListQuery, ObjectList
+from quicksilver.server.http.list_query import DEFAULT_LISTED, DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, refusals
 from quicksilver.server.http.query import asks, read_query
 from quicksilver.server.services import services_of
@@ -53,6 +53,7 @@ FORM = {
 # Longest time after which a file may be set to expire.
 MAX_AGE_S = 30 * 86_400
 MAX_AGE_DIGITS = 9
+MAX_FILES = 10_000
 
 
 class FileReply(TypedDict):
@@ -68,6 +69,8 @@ class FileReply(TypedDict):
 
 
 class FileQuery(ListQuery):
+    # OpenAI's clients may ask for this many files.
+    limit: Annotated[int, Field(ge=0, le=MAX_FILES), AfterValidator(lambda limit: limit or DEFAULT_LISTED)] = 20
     purpose: Annotated[str, Field(max_length=64)] = ""
 
 

@@ -324,3 +324,14 @@ async def test_calls_beside_a_formatted_answer_are_checked_too(served: Served) -
     assert (await served.post(CHAT, body)).json()["error"]["code"] == "output_invalid"
     served.engine.script = says('{"a": 1}' + CALL)
     assert (await served.post(CHAT, body)).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_a_call_of_no_allowed_tool_cannot_be_required(served: Served, mode: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": []}}
+    tool = {"type": "function", "function": {"name": "f"}}
+    reply = await served.post("/v1/chat/completions", chat(tools=[tool], tool_choice=choice))
+    if mode == "auto":
+        assert reply.status_code == 200
+    else:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tool_choice")
