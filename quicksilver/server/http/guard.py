@@ -79,7 +79,8 @@ class Guard:
                 refusal = as_refusal(error, record.id)
                 if record.status is None:
                     # The rest of the request may still be on its way, so the connection is not used again.
-                    response = error_response(refusal, {"connection": "close"}, scope["path"], record.id)
+                    headers = {"connection": "close", **cors_headers(scope, services.config)}
+                    response = error_response(refusal, headers, scope["path"], record.id)
                     await response(scope, receive, record.send)
             finally:
                 record.write(services.metrics)
@@ -183,6 +184,14 @@ def check_origin(headers: Headers, host: str, config: ServerConfig) -> None:
     if origin not in (f"http://{host}", f"https://{host}"):
         message = "Requests from that Origin are not allowed; start the server with --allow-origin ORIGIN to add one."
         raise PermissionDenied(message, code="origin_not_allowed")
+
+
+def cors_headers(scope: Scope, config: ServerConfig) -> dict[str, str]:
+    """Headers that let a page of a listed origin read a refusal of this layer, which is outside the CORS layer."""
+    origin = Headers(scope=scope).get("origin")
+    if origin is None or not (origin in config.origins or "*" in config.origins):
+        return {}
+    return {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "Origin"}
 
 
 class RequestRecord:

@@ -87,6 +87,14 @@ async def test_listed_origins_may_and_get_cors_headers(served: Served) -> None:
     assert (await served.post(CHAT, chat(), {"origin": "https://other.example"})).status_code == 403
 
 
+async def test_pages_of_listed_origins_can_read_a_refusal_of_the_guard(served: Served) -> None:
+    served.configure(origins=("https://app.example",), max_open=0)
+    for origin in ("https://app.example", "http://localhost"):
+        response = await served.post(CHAT, chat(), {"origin": origin})
+        allowed = "https://app.example" if origin == "https://app.example" else None
+        assert (response.status_code, response.headers.get("access-control-allow-origin")) == (503, allowed)
+
+
 async def test_header_bounds(served: Served) -> None:
     served.configure(num_headers=20, header_bytes=2000)
     async with served.client() as client:

@@ -54,6 +54,9 @@ async def list_code_models(request: Request) -> Response:
 
 @router.get("/models/{name:path}", responses={200: {"model": ModelReply}, 404: {"model": ErrorReply}})
 async def get_model(request: Request, name: str) -> Response:
+    if not name:
+        # The list under a path with a slash at its end: an empty name would select the default model.
+        return await list_models(request)
     services = services_of(request)
     found = await services.for_tenant(name, RouteKind.CHAT, caller_of(request).tenant)
     directory = services.directory

@@ -136,7 +136,8 @@ class OllamaChatBody(OllamaBody):
 
 class OllamaGenerateBody(OllamaBody):
     prompt: OptionalText = ""
-    suffix: str | None = None
+    # Clients send an empty one where there is no gap.
+    suffix: Annotated[str | None, BeforeValidator(lambda value: None if value == "" else value)] = None
     system: str | None = None
     # The prompt is continued as it is, without a chat template.
     raw_: Annotated[bool | None, Field(alias="raw")] = None

@@ -68,3 +68,8 @@ async def test_card_fields_are_the_operators(served: Served) -> None:
     served.configure(card=card)
     entry = (await served.get("/v1/models/mine")).json()
     assert (entry["created"], entry["datacenters"]) == (7, [{"country_code": "NO"}])
+
+
+async def test_a_slash_at_the_end_of_the_path_lists_the_models(served: Served) -> None:
+    listed, slashed = await served.get("/v1/models"), await served.get("/v1/models/")
+    assert listed.json() == slashed.json()

@@ -235,3 +235,13 @@ async def test_a_refusal_says_what_to_do(served: Served, path: str, body: dict[s
     refused = await served.post(path, body)
     assert refused.status_code == 400
     assert advice in refused.json()["error"]
+
+
+async def test_an_empty_suffix_is_none(served: Served) -> None:
+    """Ollama's own client sends every text field, empty where it is not used."""
+    unused = {"suffix": "", "system": "", "template": "", "options": None, "stream": False}
+    served.engine.script = says("Hello")
+    assert (await served.post("/api/generate", {"prompt": "Hi", **unused})).json()["response"] == "Hello"
+    await served.post("/v1/chat/completions", {"messages": HI})
+    assert served.engine.seen[0].prompt_ids == served.engine.seen[1].prompt_ids
+    assert (await served.post("/api/generate", {"prompt": "", **unused})).json()["done_reason"] == "load"
