@@ -26,7 +26,7 @@ from quicksilver.server.endpoints.decisions.wire import DecisionBody, PredicateQ
 from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.job import Numbered, ReplyJob
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
-from quicksilver.server.generation.respond import idempotency_of
+from quicksilver.server.generation.respond import idempotency_of, with_scheduling
 from quicksilver.server.generation.usage import LegReply
 from quicksilver.server.http.auth import BATCH_CALLER, caller_of
 from quicksilver.server.http.fields import PredictionBody, join_text
@@ -111,7 +111,7 @@ class LegOpener:
 
     def __init__(self, request: Request, body: ChatBody, services: Services, hybrid: Hybrid) -> None:
         caller = caller_of(request)
-        self._body = body
+        self._request, self._body = request, body
         self._services = services
         self._hybrid = hybrid
         self._identity, self._tenant = caller.identity, caller.tenant
@@ -155,12 +155,14 @@ class LegOpener:
             plan = await plan_choice(body, services, self._tenant)
         else:
             plan = await plan_chat(body, services, self._tenant)
+        plan = with_scheduling(plan, self._request, services.config, is_background=False)
         if gate is not None:
             plan = replace(plan, answers=tuple(measured(answer, gate) for answer in plan.answers))
         form = ChatFormat(plan, body, services, self._tenant)
         order = Order(
             plan.id,
-            services.config.card.id,
+            # As without hybrid routing: an adapter costs what its base costs, and the keys of the base may use it.
+            services.base_id or services.config.card.id,
             plan.num_prompt_tokens,
             plan.max_output_tokens,
             self._idempotency,

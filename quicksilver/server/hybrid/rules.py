@@ -18,7 +18,7 @@ AUTO_NAMES = (AUTO, *(f"{AUTO}:{profile}" for profile in Profile))
 NO_RULE = "default"
 # Fields that only an engine of this server can honour. A request with one of them is not sent to an upstream.
 LOCAL_FIELDS = (
-    *("logprobs", "top_logprobs", "prompt_logprobs", "logit_bias", "choice", "diffusing", "decoder"),
+    *("logprobs", "top_logprobs", "logit_bias", "choice", "diffusing", "decoder"),
     *("ignore_eos", "min_tokens"),
 )
 
@@ -85,6 +85,9 @@ def kinds_of(body: ChatBody) -> frozenset[CallKind]:
 
 def local_fields_of(body: ChatBody) -> tuple[str, ...]:
     names = [name for name in LOCAL_FIELDS if getattr(body, name)]
+    if body.prompt_logprobs is not None:
+        # 0 lists the prompt's tokens without alternatives.
+        names.append("prompt_logprobs")
     if isinstance(body.response_format, RegexFormat | GrammarFormat | TemplateFormat):
         names.append("response_format")
     if (body.n or 1) > 1:

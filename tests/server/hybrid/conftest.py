@@ -53,6 +53,8 @@ class HybridServed:
             ],
         }
         self.hybrid: Hybrid | None = None
+        # The model of which the coder is an adapter.
+        self.coder_base: str | None = None
 
     async def apply(self, **changes: Any) -> None:
         """Installs the policy with `changes` of its table."""
@@ -63,7 +65,8 @@ class HybridServed:
         policy.check(["nano", "coder"])
         self.hybrid = Hybrid.open(policy)
         services = self.served.services
-        coder = ServedModel(ModelCard(id="coder"), self.coder, services.tokenizer, services.template)
+        card = ModelCard(id="coder")
+        coder = ServedModel(card, self.coder, services.tokenizer, services.template, base=self.coder_base)
         names = name_table(("nano", "coder"), services.config, served_names=dict.fromkeys(AUTO_NAMES, "nano"))
         services = replace(services, others={"coder": coder}, names=names, hybrid=self.hybrid)
         self.served.services = self.served.app.state.services = services

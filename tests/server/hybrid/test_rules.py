@@ -112,6 +112,7 @@ def test_without_consent_no_upstream_is_part_of_a_route() -> None:
         {"decoder": {"name": "ar"}},
         {"logit_bias": {"1": 1.0}},
         {"min_tokens": 3},
+        {"prompt_logprobs": 0},
         {"response_format": {"type": "regex", "pattern": "a+"}},
     ],
 )
