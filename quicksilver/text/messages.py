@@ -32,7 +32,8 @@ def read_message(message: MessageLike, index: int) -> Message:
     place = f"messages.{index}"
     if not isinstance(message, Mapping):
         raise InvalidRequest(f"{place}: a message is a dict or a Message, not {type(message).__name__}", param=place)
-    if unknown := sorted(set(message) - _MESSAGE_KEYS):
+    # A key without a value says nothing: replies of OpenAI's form have several.
+    if unknown := sorted(key for key in set(message) - _MESSAGE_KEYS if message[key] is not None):
         raise InvalidRequest(f"{place}: unknown key {unknown[0]!r}", param=place)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
@@ -52,7 +53,7 @@ def read_message(message: MessageLike, index: int) -> Message:
 def _read_call(call: Mapping[str, Any], place: str) -> ToolCall:
     try:
         function = call["function"]
-        arguments = function.get("arguments", "")
+        arguments = function.get("arguments") or ""
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         return ToolCall(function["name"], text, call.get("id") or "")
     except (KeyError, TypeError, AttributeError) as error:

@@ -39,6 +39,13 @@ def test_calls_and_reasoning_of_an_assistant_are_read() -> None:
     assert answer == Message("tool", "3", tool_call_id="1")
 
 
+def test_keys_without_a_value_are_ignored() -> None:
+    """As in the message of a reply, which is sent back with the next question."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": None}}
+    reply = {"role": "assistant", "content": None, "refusal": None, "annotations": None, "tool_calls": [call]}
+    assert read_message(reply, 0) == Message("assistant", tool_calls=(ToolCall("f", "", "1"),))
+
+
 @pytest.mark.parametrize(
     ("message", "param", "reason"),
     [

@@ -89,7 +89,8 @@ def _purpose(fields: dict[str, str]) -> Purpose:
     try:
         return PURPOSE.validate_python(fields.get("purpose"))
     except ValidationError:
-        raise InvalidRequest("purpose: one of batch, user_data, fine-tune and the like", param="purpose") from None
+        known = ", ".join(Purpose.__args__)  # type: ignore[attr-defined]
+        raise InvalidRequest(f"purpose: one of {known}", param="purpose") from None
 
 
 def _expiry(fields: dict[str, str]) -> int | None:
