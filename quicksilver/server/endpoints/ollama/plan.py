@@ -57,6 +57,9 @@ async def plan_generate(body: OllamaGenerateBody, services: Services, tenant: st
     if body.suffix is not None or body.raw_:
         logprobs = min(body.top_logprobs or 0, 5) if body.logprobs else None
         fields = {**sampling(body), "model": body.model, "prompt": body.prompt, "suffix": body.suffix}
+        if body.suffix is None and (body.options or OllamaOptions()).is_unlimited:
+            # Without a limit a completion would have that of `/v1/completions`, which is short.
+            fields["max_tokens"] = services.config.card.max_output_len
         completion = validate(CompletionBody, {**fields, "logprobs": logprobs})
         make_plan = plan_completion if body.suffix is None else plan_fim
         return await make_plan(completion, services, tenant)
@@ -85,8 +88,7 @@ def sampling(body: OllamaBody) -> dict[str, Any]:
     fields = options.model_dump(exclude_none=True, exclude=NOT_COPIED)
     if options.repeat_penalty is not None:
         fields["repetition_penalty"] = options.repeat_penalty
-    # -1 and -2 set no limit.
-    if options.num_predict is not None and options.num_predict >= 0:
+    if options.num_predict is not None and not options.is_unlimited:
         fields["max_tokens"] = options.num_predict
     return fields
 

@@ -87,6 +87,11 @@ class OllamaOptions(Wire):
     typical_p: Annotated[float, neutral(1)] | None = None
     tfs_z: Annotated[float, neutral(1)] | None = None
 
+    @property
+    def is_unlimited(self) -> bool:
+        """-1 and -2 ask for an answer of any length."""
+        return self.num_predict is not None and self.num_predict < 0
+
 
 NEUTRAL_OPTIONS = ("mirostat", "typical_p", "tfs_z")
 

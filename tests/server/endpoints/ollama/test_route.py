@@ -245,3 +245,12 @@ async def test_an_empty_suffix_is_none(served: Served) -> None:
     await served.post("/v1/chat/completions", {"messages": HI})
     assert served.engine.seen[0].prompt_ids == served.engine.seen[1].prompt_ids
     assert (await served.post("/api/generate", {"prompt": "", **unused})).json()["done_reason"] == "load"
+
+
+@pytest.mark.parametrize("fields", [{"raw": True}, {}])
+async def test_a_negative_num_predict_sets_no_limit(served: Served, fields: dict[str, Any]) -> None:
+    for num in (-1, -2):
+        body = {"prompt": "Hi", "stream": False, "options": {"num_predict": num}, **fields}
+        assert (await served.post("/api/generate", body)).status_code == 200
+    for request in served.engine.seen:
+        assert request.params.max_new_tokens == 4096 - len(request.prompt_ids)
