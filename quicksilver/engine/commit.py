@@ -91,8 +91,10 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
         sequence.count_draft(num_kept, num_verified, is_predicted=is_predicted)
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
-    # `num_kept` drops the KV of a last row that predicts the next token, also if nothing was committed.
-    num_computed, num_tokens = work.end + decision.num_accepted, len(sequence.tokens)
+    # A budget may cut accepted tokens off and put others in their place, whose KV is not computed yet. `num_kept` drops
+    # the KV of a last row that predicts the next token, also if nothing was committed.
+    num_computed = work.end + min(decision.num_accepted, len(new.decided))
+    num_tokens = len(sequence.tokens)
     sequence.kv_len = sequence.dialect.num_kept(num_computed, num_tokens, sequence.num_prompt)
     # The scheduler picks the canvas length by the accepted drafts of canvases; drafts of a prediction do not count.
     return CommitResult(_events(sequence, new), 0 if is_predicted else num_verified, num_accepted)
@@ -211,6 +213,7 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
     _append(sequence, forced)
     sequence.canvas = _after_forced(sequence, forced)
     if constraint.must_stop():
+        sequence.logprob_at.pop(len(sequence.tokens), None)  # of a draft: no forward proposed the end
         return forced, FinishReason.STOP
     if sequence.room <= 0:
         return forced, FinishReason.LENGTH
@@ -284,7 +287,7 @@ def _events(sequence: Sequence, new: NewTokens) -> list[Event]:
             Delta(
                 sequence.id,
                 tuple(tokens),
-                _logprobs_of(sequence, tokens, new.finish),
+                _logprobs_of(sequence, new),
                 num_forced=len(new.forced),
                 finish=new.finish,
                 usage=sequence.usage(is_last=new.finish is not None),
@@ -296,14 +299,19 @@ def _events(sequence: Sequence, new: NewTokens) -> list[Event]:
     return events
 
 
-def _logprobs_of(sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> tuple[TokenLogprob, ...]:
+def _logprobs_of(sequence: Sequence, new: NewTokens) -> tuple[TokenLogprob, ...]:
     if sequence.request.params.logprobs is None:
         return ()
+    tokens = new.decided + new.forced
     first = len(sequence.tokens) - len(tokens)
-    found = (sequence.logprob_at.pop(first + i, None) for i in range(len(tokens)))
-    # A forced token has probability 1.
-    logprobs = tuple(lp or TokenLogprob(token, 0.0) for token, lp in zip(tokens, found, strict=True))
-    stop = sequence.logprob_at.get(len(sequence.tokens)) if finish is FinishReason.STOP else None
+    found = [sequence.logprob_at.pop(first + i, None) for i in range(len(tokens))]
+    # A forced token has probability 1, whatever a draft or canvas proposed at its position.
+    found[len(new.decided) :] = [None] * len(new.forced)
+    logprobs = tuple(
+        lp if lp is not None and lp.token_id == token else TokenLogprob(token, 0.0)
+        for token, lp in zip(tokens, found, strict=True)
+    )
+    stop = sequence.logprob_at.get(len(sequence.tokens)) if new.finish is FinishReason.STOP else None
     is_stop_token = stop is not None and stop.token_id in sequence.request.params.stop_ids
     return (*logprobs, stop) if stop is not None and is_stop_token else logprobs
 

@@ -171,7 +171,7 @@ class DecodeSlots:
         is_stop = (token_ids[:, :, None] == self._stop_ids[live][:, None, :]).any(-1)
         is_stop &= np.arange(token_ids.shape[1]) < counts[:, None]
         first_stop = np.where(is_stop.any(1), is_stop.argmax(1), token_ids.shape[1] + 1)
-        # The rules of `diffusion.finish.truncate`: a stop token directly after the last allowed token still counts.
+        # The rules of `diffusion.decoder.truncate`: a stop token directly after the last allowed token still counts.
         is_stopped = first_stop <= np.minimum(room, counts)
         is_full = ~is_stopped & (counts >= room)
         kept = np.minimum(np.where(is_stopped, first_stop, counts), room)

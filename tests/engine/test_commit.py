@@ -128,6 +128,16 @@ def test_thinking_is_closed_at_its_budget() -> None:
     assert not one.is_thinking
 
 
+def test_accepted_tokens_that_a_thinking_budget_cuts_off_keep_no_kv() -> None:
+    params = decode_params("verify", canvas_len=4, max_new_tokens=20)
+    think = ThinkBudget((90, 91), max_tokens=2)
+    one = Sequence(Request("x", PROMPT, params, think=think), make_decoder(params.decoder))
+    forward(one, 10, 11, 12, 13)
+    forward(one, 11, 12, 13, 14)
+    assert one.generated == [10, 11, 90, 91]
+    assert one.kv_len == len(PROMPT) + 2  # the rows of 12 and 13 ran where 90 and 91 are now
+
+
 def test_a_thought_that_is_cut_off_ends_with_a_closing_line() -> None:
     params = decode_params("ar", canvas_len=1, max_new_tokens=20, stop_ids=(99,))
 
@@ -146,6 +156,25 @@ def test_logprobs_belong_to_the_row_that_proposed_the_committed_token() -> None:
     one = sequence(name="ar", logprobs=1, canvas_len=1)
     first = delta(forward(one, 10, logprobs=[TokenLogprob(10, -0.5, ((10, -0.5),))]))
     assert first.logprobs == (TokenLogprob(10, -0.5, ((10, -0.5),)),)
+
+
+def test_a_forced_token_has_probability_1_whatever_was_drafted_at_its_position() -> None:
+    """The sixth token of the toy grammar is determined."""
+    one = sequence(Staircase(), logprobs=0)
+    forward(one, 0, 1, 2, 50)
+    forward(one, 1, 2, 3)
+    drafted = [TokenLogprob(token, -0.5) for token in (4, 50, 51, 52)]
+    last = delta(forward(one, 4, 50, 51, 52, logprobs=drafted))
+    assert last.token_ids == (4, 12)
+    assert last.logprobs == (TokenLogprob(4, -0.5), TokenLogprob(12, 0.0))
+
+
+def test_an_end_that_a_grammar_determines_has_no_logprob_of_a_drafted_stop_token() -> None:
+    one = sequence(Staircase(length=1), logprobs=0)
+    drafted = [TokenLogprob(token, -0.5) for token in (0, STOP, 51, 52)]
+    last = delta(forward(one, 0, STOP, 51, 52, logprobs=drafted))
+    assert (last.token_ids, last.finish) == ((0,), FinishReason.STOP)
+    assert last.logprobs == (TokenLogprob(0, -0.5),)
 
 
 def test_frames_show_the_canvas_after_the_step() -> None:
