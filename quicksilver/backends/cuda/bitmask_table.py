@@ -43,7 +43,8 @@ class BitmaskTable:
             if constraint is None or tail is None:
                 self._open(start, end)
             else:
-                tasks.append((constraint, tail.known, self._cleared(start, start + len(tail.known) + 1)))
+                known = tail.known[: work.num_proposals - 1]  # a block may have no mask left
+                tasks.append((constraint, known, self._cleared(start, start + len(known) + 1)))
                 spans.append((start, end))
             start = end
         for (first, end), num_masked in zip(spans, write_masks(tasks), strict=True):

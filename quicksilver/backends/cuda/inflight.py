@@ -97,6 +97,8 @@ class InFlightRounds:
     ends: list[int]
     # Per sequence: the tokens that the next `run` should verify; empty if it should draft.
     drafts: list[tuple[int, ...]]
+    # Per sequence: the tokens that the device committed in the last forward that was read.
+    committed: list[tuple[int, ...]]
     options: SamplingOptions
     # Launched rounds: where their results arrive, and a call that waits for them.
     queued: deque[tuple[Seq[Tensor], Callable[[], None]]] = field(default_factory=deque)
@@ -107,7 +109,7 @@ class InFlightRounds:
     def start(cls, shape: RoundShape, works: Seq[Work]) -> InFlightRounds:
         index = {work.sequence: b for b, work in enumerate(works)}
         drafts = [work.tail.token_ids if work.tail is not None and work.tail.is_causal else () for work in works]
-        return cls(shape, index, [work.end for work in works], drafts, options_of(works))
+        return cls(shape, index, [work.end for work in works], drafts, [()] * len(works), options_of(works))
 
     @property
     def half(self) -> int:
@@ -121,6 +123,10 @@ class InFlightRounds:
     def _expects(self, work: Work) -> bool:
         b = self.index.get(work.sequence)
         if b is None or work.tail is None or (work.start, work.end) != (self.ends[b] - 1, self.ends[b]):
+            return False
+        # The engine commits other tokens where a thinking budget ends the thought.
+        committed = self.committed[b]
+        if tuple(work.sequence.tokens[work.end - len(committed) : work.end]) != committed:
             return False
         tokens, draft = work.tail.token_ids, self.drafts[b]
         is_verified = tokens == draft[: len(tokens)] and (work.tail.is_causal or not tokens)
@@ -147,6 +153,7 @@ class InFlightRounds:
         b, canvas_len = self.index[work.sequence], self.shape.canvas_len
         rows = proposal[b * canvas_len : (b + 1) * canvas_len]
         tokens = rows.token_ids.tolist()
-        self.ends[b] += 1 + count_accepted(tokens, self.drafts[b])
+        self.committed[b] = tuple(tokens[: 1 + count_accepted(tokens, self.drafts[b])])
+        self.ends[b] += len(self.committed[b])
         self.drafts[b] = () if self.drafts[b] else tuple(tokens[1:])
         return Outcome(rows[: work.num_proposals], [])

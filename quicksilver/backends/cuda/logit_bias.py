@@ -1,7 +1,7 @@
 """Sampling options of the fused head: which requests it can serve, which graph variant they need, and their logit bias.
 
 Owns the tables that carry a bias to the device. The fused head gives the same results as
-`diffusion/logit_processing.py` and the sampler do for the same parameters. No kernels here.
+`diffusion/sample.py` for the same parameters. No kernels here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`diffusion/prompt_lookup.py` on the device: drafts copied from an earlier place of the text."""
+"""`diffusion.verify.lookup` on the device: drafts copied from an earlier place of the text."""
 
 from __future__ import annotations
 

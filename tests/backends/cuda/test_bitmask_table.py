@@ -57,6 +57,15 @@ def test_rows_after_an_illegal_token_are_free() -> None:
     assert allowed_tokens(table) == [FIRST, SECOND, ANY, ANY]
 
 
+def test_a_block_without_masks_writes_no_row_of_the_next_request() -> None:
+    """Its rows propose their own positions, so it has as many proposals as known tokens."""
+    table = table_of(4)
+    filled = Tail((7, 8), (False, False), proposing=(1, 3))
+    table.write([work_of(Staircase(), filled), work_of(Staircase(), canvas(None))])
+    table.send()
+    assert allowed_tokens(table) == [FIRST, SECOND, FIRST, ANY]
+
+
 def test_rows_of_a_new_request_keep_no_old_mask() -> None:
     table = table_of(6)
     drafted = Tail((7, 8), (False, False), is_causal=True)

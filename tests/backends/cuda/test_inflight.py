@@ -9,7 +9,7 @@ import torch
 
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape, fits, is_draft, is_verification
-from quicksilver.core import Delta, Request, Usage
+from quicksilver.core import Delta, Request, ThinkBudget, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -122,6 +122,26 @@ def test_a_request_for_something_else_is_not_expected(text: list[int]) -> None:
     assert not in_flight.expects([work])
     in_flight.drafts[0] = ()
     assert not in_flight.expects([work])
+
+
+@pytest.mark.parametrize("shape", [RoundShape(1, 1), RoundShape(1, 4)], ids=str)
+def test_a_token_that_the_engine_put_in_place_of_another_is_not_expected(shape: RoundShape) -> None:
+    """The engine closes a thought that the model would end with a stop token: the text is as long as on the device."""
+    engine = _engine(shape)
+    name = "ar" if shape.canvas_len == 1 else "verify"
+    params = decode_params(name, canvas_len=shape.canvas_len, max_new_tokens=30, stop_ids=(40,))
+    engine.add(Request("0", PROMPT, params, think=ThinkBudget((90,), max_tokens=20)))
+    engine.step()
+    (work,) = engine.scheduler.plan()
+    in_flight = InFlightRounds.start(shape, [work])
+    assert work.tail is not None
+    proposed = [*work.tail.token_ids, 40]  # all of a draft is accepted
+    (outcome,) = in_flight.deliver([work], _proposal(proposed))
+    engine._commit(work, outcome)
+    assert work.sequence.tokens[-1] == 90
+    (following,) = engine.scheduler.plan()
+    assert following.end == in_flight.ends[0]
+    assert not in_flight.expects([following])
 
 
 def test_a_canvas_may_be_shorter_than_the_graph_only_at_the_end_of_an_answer() -> None:

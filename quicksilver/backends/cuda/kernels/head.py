@@ -3,7 +3,7 @@ logits are never stored.
 
 Rows may have a logit bias. A program whose tile contains no biased token reads one number only.
 
-Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed in the kernel, so greedy and sampled rows of
+Gumbel noise is the counter-based noise of `diffusion/sample.py`, computed in the kernel, so greedy and sampled rows of
 many requests share one launch. Ties go to the lowest token id, as in argmax.
 """
 
