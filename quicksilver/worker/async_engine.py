@@ -86,11 +86,13 @@ class AsyncEngine:
     async def submit(self, request: Request, sink: EventSink) -> None:
         """Queues a request, whose events `sink` receives. Raises if it can never run."""
         prepared = await self._prepare(request)
-        self._post(lambda: self._add(request.id, sink, lambda: self._engine.enqueue(prepared)))
+        self._post_request(request.id, sink, lambda: self._engine.enqueue(prepared))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request of any kind within one step. Its sink still receives the last event."""
-        self._post(lambda: self._engine.abort(request_id))
+        """Ends a request of any kind within one step. Its sink still receives the last event. An engine that has
+        stopped has ended all its requests."""
+        with contextlib.suppress(EngineDied, EngineUnavailable):
+            self._post(lambda: self._engine.abort(request_id))
 
     async def load_adapter(self, adapter: AdapterRef) -> AdapterInfo:
         return await self._on_builder(lambda: self._engine.adapters.info(adapter))
@@ -113,7 +115,7 @@ class AsyncEngine:
     async def _score(self, request: ScoreRequest, lease: object) -> Scores:
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         sink = _FutureSink(future)
-        self._post(lambda: self._add(request.id, sink, lambda: self._engine.add_score(request)))
+        self._post_request(request.id, sink, lambda: self._engine.add_score(request))
         try:
             return await future
         except asyncio.CancelledError:
@@ -150,14 +152,25 @@ class AsyncEngine:
         """Runs `work` on a builder thread, which has a lower priority than the engine's."""
         return await asyncio.get_running_loop().run_in_executor(self._builders, work)
 
+    def _post_request(self, request_id: str, sink: EventSink, add: Callable[[], None]) -> None:
+        """Posts a new request. The sink is known before the command runs, so that it receives an error if the engine
+        stops first."""
+        with self._wake:
+            self._check_running()
+            self._sinks[request_id] = sink
+            self._post(lambda: self._add(request_id, sink, add))
+
     def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._check_running()
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _check_running(self) -> None:
         if self._death is not None:
             raise EngineDied(f"the engine stopped: {self._death}")
         if self._is_closed:
             raise EngineUnavailable("the engine is closed")
-        with self._wake:
-            self._commands.append(command)
-            self._wake.notify()
 
     def _run(self) -> None:
         try:
@@ -168,7 +181,8 @@ class AsyncEngine:
                 self._deliver(self._engine.step())
                 self._step_start = None
         except Exception as error:
-            self._death = error
+            with self._wake:  # no request is posted after it
+                self._death = error
         finally:
             self._fail_all()
 
@@ -182,9 +196,8 @@ class AsyncEngine:
         try:
             add()
         except Exception as error:
+            del self._sinks[request_id]
             _send([(sink, [(request_id, error)])])
-        else:
-            self._sinks[request_id] = sink
 
     def _deliver(self, events: Seq[StepEvent]) -> None:
         batches: dict[EventSink, list[tuple[str, StepEvent | Exception]]] = {}
@@ -229,12 +242,14 @@ _Batches = Iterable[tuple[EventSink, Seq[tuple[str, StepEvent | Exception]]]]
 
 
 def _send(batches: _Batches) -> None:
-    """Passes events to their sinks, with one call for each event loop: a call from another thread is expensive."""
+    """Passes events to their sinks, with one call for each event loop: a call from another thread is expensive. Events
+    for a loop that was closed are dropped: nobody reads them."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EventSink, Seq[tuple[str, StepEvent | Exception]]]]] = {}
     for sink, events in batches:
         by_loop.setdefault(sink.loop, []).append((sink, events))
     for loop, parts in by_loop.items():
-        loop.call_soon_threadsafe(_take_all, parts)
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(_take_all, parts)
 
 
 def _take_all(batches: _Batches) -> None:

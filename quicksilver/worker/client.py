@@ -236,7 +236,9 @@ class RemoteEngine:
     async def _start_worker(self) -> asyncio.StreamReader | None:
         """Takes over the spare worker if there is one, else starts a worker. None if it does not become ready."""
         self._starts += 1
-        self._worker = self._spare.take() or await self._new_process()
+        self._worker = self._spare.take() or await self._try_new_process()
+        if self._worker is None:
+            return None
         streams = await self._worker.connect(self._timeouts.start_s, self._timeouts.unresponsive_s)
         if streams is None:
             return None
@@ -247,6 +249,14 @@ class RemoteEngine:
         self._num_processes += 1
         path = Path(self._folder.name) / f"engine-{self._num_processes}.sock"
         return await self._start_process(self._command, path)
+
+    async def _try_new_process(self) -> WorkerProcess | None:
+        """None if the system has no memory, process or file descriptor left for it. That may pass."""
+        try:
+            return await self._new_process()
+        except OSError as error:
+            log.error("the engine worker cannot be started: %s", error)
+            return None
 
     async def _keep_spare(self) -> None:
         await self._ready.wait()

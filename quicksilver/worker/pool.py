@@ -242,7 +242,10 @@ class PooledEngine:
         return self._engine
 
     async def begin_load(self) -> None:
-        """Starts loading, or joins a load that has begun, and waits for its end without a limit."""
+        """Starts loading, or joins a load that has begun, and waits for its end without a limit. Returns at once if the
+        model is loaded."""
+        if self._engine is not None:
+            return
         now = asyncio.get_running_loop().time()
         if self._failed_at is not None and now - self._failed_at < FAILED_RETRY_S:
             raise EngineUnavailable(f"{self.model.name} could not be loaded", retry_after_s=FAILED_RETRY_S)

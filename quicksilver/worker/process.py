@@ -64,7 +64,8 @@ class WorkerProcess:
         now = last_running = loop.time()
         deadline = now + start_s
         while self.exit_code is None and now < deadline and now - last_running <= stopped_s:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            # It is not there yet, or this process has no file descriptor left for it.
+            with contextlib.suppress(OSError):
                 return await asyncio.open_unix_connection(str(self.socket_path))
             await asyncio.sleep(0.02)
             now = loop.time()

@@ -214,7 +214,7 @@ class SharedEngine(RemoteEngine):
             await self._load_for_open_requests()
             socket = self._control.status(self._model).socket
             if socket is not None and self._may_connect(socket):
-                with suppress(FileNotFoundError, ConnectionError):
+                with suppress(OSError):
                     reader, self._writer = await asyncio.open_unix_connection(socket)
                     self._socket = socket
                     return reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from quicksilver.core import EngineInfo
 from quicksilver.worker.process import WorkerProcess, available_bytes, remove_files
@@ -47,7 +48,8 @@ class SpareWorker:
                 await asyncio.sleep(delay_s)
                 delay_s = min(max(2 * delay_s, NEXT_DELAY_S), MAX_PAUSE_S)
                 if available_bytes() > needed_bytes(info):
-                    self._process = await self._start()
+                    with suppress(OSError):  # no process or file descriptor is left: tried again later
+                        self._process = await self._start()
             else:
                 await self._process.wait_until_lost(CHECK_S)
                 delay_s = NEXT_DELAY_S if self._process.is_listening else delay_s

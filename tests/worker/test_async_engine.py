@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from quicksilver.core import EngineClient, EngineState, Request
-from quicksilver.engine.engine import StepEvent
+from quicksilver.engine.engine import Engine, StepEvent
 from quicksilver.errors import EngineDied, EngineUnavailable
 from quicksilver.worker.async_engine import AsyncEngine
 from tests.support.tiny import decode_params, tiny_engine
@@ -40,21 +40,71 @@ async def test_an_engine_that_raises_in_its_loop_fails_its_requests_with_a_reaso
     await client.close()
 
 
-async def test_the_duration_of_a_running_step_is_known_outside_its_thread() -> None:
-    engine, may_go_on = tiny_engine(), threading.Event()
-    step = engine.step
+def slowed(engine: Engine) -> threading.Event:
+    """Steps of the engine wait for this event."""
+    may_go_on, step = threading.Event(), engine.step
 
     def slow() -> list[StepEvent]:
         may_go_on.wait(60)
         return step()
 
     engine.step = slow  # type: ignore[method-assign]
-    client = AsyncEngine(engine)
-    assert client.health().step_s == 0.0
-    asking = asyncio.create_task(collect(client, Request("x", PROMPT, PARAMS)))
+    return may_go_on
+
+
+async def until_in_step(client: AsyncEngine) -> None:
     async with asyncio.timeout(30):
         while client.health().step_s < 0.05:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_request_that_the_engine_has_not_taken_yet_ends_with_it(fails: bool) -> None:
+    engine = tiny_engine()
+    may_go_on, client = slowed(engine), AsyncEngine(engine)
+    taken = asyncio.create_task(collect(client, Request("taken", PROMPT, PARAMS)))
+    await until_in_step(client)
+    waiting = asyncio.create_task(collect(client, Request("waiting", PROMPT, PARAMS)))
+    await asyncio.sleep(0.05)
+    if fails:
+        engine.scheduler.plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    closing = asyncio.create_task(client.close() if not fails else asyncio.sleep(0))
+    await asyncio.sleep(0.05)
+    may_go_on.set()
+    async with asyncio.timeout(30):
+        ends = await asyncio.gather(taken, waiting, return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineDied, EngineDied]
+    client.abort("waiting")  # is ignored
+    await closing
+    await client.close()
+
+
+def test_a_reader_whose_event_loop_was_closed_does_not_end_the_engine() -> None:
+    engine = tiny_engine()
+    may_go_on, client, gone = slowed(engine), AsyncEngine(engine), asyncio.new_event_loop()
+
+    class Sink:
+        loop = gone
+
+        def take(self, events: object) -> None: ...
+
+    gone.run_until_complete(client.submit(Request("gone", PROMPT, PARAMS), Sink()))
+    gone.close()
+    may_go_on.set()
+
+    async def ask() -> None:
+        await collect(client, Request("x", PROMPT, PARAMS))
+        await client.close()
+
+    asyncio.run(ask())
+
+
+async def test_the_duration_of_a_running_step_is_known_outside_its_thread() -> None:
+    engine = tiny_engine()
+    may_go_on, client = slowed(engine), AsyncEngine(engine)
+    assert client.health().step_s == 0.0
+    asking = asyncio.create_task(collect(client, Request("x", PROMPT, PARAMS)))
+    await until_in_step(client)
     may_go_on.set()
     await asking
     async with asyncio.timeout(30):

@@ -262,6 +262,8 @@ async def test_workers_that_do_not_start_interrupt_no_request(monkeypatch: pytes
         async def start_process(command: Sequence[str], path: Path) -> WorkerProcess:
             nonlocal num_starts
             num_starts += 1
+            if num_starts == 3:
+                raise OSError("no memory is left for a process")
             if 2 <= num_starts <= 5:
                 return await WorkerProcess.start([sys.executable, "-c", "raise SystemExit(3)"], path)
             return await forks.start(command, path)

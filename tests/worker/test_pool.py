@@ -103,6 +103,19 @@ async def test_the_default_is_loaded_first_and_the_others_after_it(fleet: Fleet)
         assert pool.engines["b"].info.model == "b"
 
 
+async def test_a_model_that_a_request_loaded_is_not_loaded_again_at_the_start(fleet: Fleet) -> None:
+    """A request for d arrives while b is loading, so d is loaded before c."""
+    fleet.gates["b"] = asyncio.Event()
+    async with running(fleet, "a", "b", "c", "d") as pool:
+        await until(lambda: "b" in fleet.names)
+        asking = asyncio.create_task(answer(pool, "d"))
+        await until(lambda: pool.engines["d"].health().state is EngineState.STARTING)
+        fleet.gates["b"].set()
+        assert await asking == 3
+        await until(lambda: all(task.done() for task in pool._tasks))
+        assert fleet.names == ["a", "b", "d", "c"]
+
+
 async def test_a_request_for_a_loading_model_waits_then_is_refused_with_a_delay(fleet: Fleet) -> None:
     fleet.gates["b"] = asyncio.Event()
     async with running(fleet, "a", "b", load_wait_s=0.05, max_load_waiting=2) as pool:
