@@ -253,9 +253,13 @@ def _apply_penalties(logits: Tensor, context: LogitContext) -> None:
     params = context.params
     if params.presence_penalty == params.frequency_penalty == 0 and params.repetition_penalty == 1:
         return
+    counts = Counter(context.generated)
+    seen = {*context.prompt, *counts}
     for i, row in enumerate(logits):
-        counts = Counter([*context.generated, *context.known[:i]])
-        _penalise_row(row, counts, set(counts) | set(context.prompt), params)
+        for token_id in context.known[max(i - 1, 0) : i]:
+            counts[token_id] += 1
+            seen.add(token_id)
+        _penalise_row(row, counts, seen, params)
 
 
 def _penalise_row(row: Tensor, counts: Counter[int], seen: set[int], params: DecodeParams) -> None:

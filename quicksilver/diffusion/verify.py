@@ -98,12 +98,6 @@ MIN_CANVAS_CONFIDENCE = 0.9
 WINDOW = 4096
 
 
-def with_lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
-    """`draft` (tokens,) with its first tokens replaced by those that prompt lookup finds in `text`."""
-    found = lookup(text, draft, confidence)
-    return torch.cat((found, draft[len(found) :]))
-
-
 def lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
     """The tokens that replace the first tokens of `draft`; empty if the end of `text` has not occurred before."""
     followers = _followers(np.array(text[-WINDOW:], dtype=np.int64), len(draft))

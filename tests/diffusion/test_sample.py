@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -159,6 +161,21 @@ def test_bias_bans_and_penalties_change_only_what_they_name() -> None:
     process_logits(logits, LogitContext(params, prompt=[3], generated=[1, 1], known=[2]))
     assert logits[0].tolist() == [-torch.inf, 2.0 - 2.0, 1.0, 0.0, 8.0]
     assert logits[1].tolist() == [-torch.inf, 0.0, 1.0 - 1.5, 0.0, 8.0]
+
+
+def test_penalties_of_many_rows_read_the_text_once() -> None:
+    class Text(list[int]):
+        num_reads = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.num_reads += 1
+            return super().__iter__()
+
+    params = decode_params("verify", repetition_penalty=2.0, frequency_penalty=0.5)
+    prompt, generated, logits = Text([0]), Text([1]), LOGITS.repeat(4, 1).clone()
+    process_logits(logits, LogitContext(params, prompt, generated, known=[1, 2]))
+    assert logits[:, :3].tolist() == [[1.5, 0.5, 1.0], [1.5, 0.0, 1.0], [1.5, 0.0, 0.0], [1.5, 0.0, 0.0]]
+    assert (prompt.num_reads, generated.num_reads) == (1, 1)
 
 
 def test_repetition_penalty_sees_the_prompt_and_shrinks_towards_zero_from_both_sides() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from quicksilver.core import DecoderParams
-from quicksilver.diffusion.verify import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW, Verify, count_accepted, with_lookup
-from tests.support.proposals import confident
+from quicksilver.diffusion.verify import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW, Verify, count_accepted
+from tests.support.proposals import confident, with_lookup
 
 
 def test_verify_commits_the_causal_token_then_what_was_confirmed_and_one_more() -> None:

@@ -24,7 +24,7 @@ from quicksilver.backends.cuda.round_kernels import RoundState, accept_verified,
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import Verify, with_lookup
+from quicksilver.diffusion.verify import Verify
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -34,6 +34,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.support.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
+from tests.support.proposals import with_lookup
 
 SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
 SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)

@@ -25,7 +25,7 @@ from quicksilver.backends.cuda.trees import accept_tree, copy_accepted_kv, tree_
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import Verify, lookup, with_lookup
+from quicksilver.diffusion.verify import Verify, lookup
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -39,6 +39,7 @@ from tests.support.graph_checks import (
     model_of,
 )
 from tests.support.kernel_checks import expect_close, here
+from tests.support.proposals import with_lookup
 
 PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 4, 190, 9
 # At every third position of a text: the rank of the right token among the scripted candidates; 7 is none of them.
