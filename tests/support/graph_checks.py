@@ -181,6 +181,21 @@ def check_prompts_without_graph(config: ModelConfig, prompt_lens: list[int], max
         assert generate_all(fast, prompts, params) == generate_all(engine, prompts, params)
 
 
+def check_canvas_beyond_the_context(config: ModelConfig) -> None:
+    """An answer that ends with the context, by a canvas whose last rows lie more than a page behind the context, is
+    that of the eager backend. For float32 only."""
+    model, rng = model_of(config), random.Random(4)
+    prompts = [[rng.randrange(config.vocab_size) for _ in range(config.context_len - 4)]]
+    limits = GraphLimits(32, 8, config.context_len, prompt_rows=2 * config.context_len)
+    executor = GraphExecutor(model, PagedCache.allocate(config, 512, 16, here().device, here().dtype), 64, limits)
+    # Beyond the table the kernels would read other memory, which may happen to change no token.
+    assert len(executor.network.angles) >= config.context_len + 32
+    engine = engine_of(model, None)
+    fast = Engine(executor, engine.info, engine.config)
+    params = DecodeParams(4, decoder=DecoderParams(DecoderName.CONFIDENCE, 32, threshold=0.2))
+    assert generate_all(fast, prompts, params) == generate_all(engine, prompts, params)
+
+
 def eager_forward(model: Transformer, batch: Batch, cache: PagedCache) -> Tensor:
     on_device = batch.to(cache.k.device)
     x = model.embed(on_device.token_ids, on_device.mask_index if batch.has_canvas else None)

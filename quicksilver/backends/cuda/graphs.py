@@ -72,9 +72,10 @@ class GraphExecutor:
         # Serves batches that exceed the buffers and requests with rare sampling options.
         self.eager = TorchBackend(model, cache, logit_rows)
         self.model, self.cache, self.limits, self.device = model, cache, limits, cache.k.device
-        # One page more than the context: a row that runs ahead of the text still has its angles.
+        # One page more than the context: a row that runs ahead of the text still has its page.
         max_pages = -(-limits.context_len // cache.page_size) + 1
-        angles = angle_table(model.rope, max_pages * cache.page_size)
+        # A canvas at the end of the context extends beyond it, by as many rows as a forward has at most.
+        angles = angle_table(model.rope, max_pages * cache.page_size + bucket_of(limits.max_rows))
         self.network = CudaNetwork(model.config, collect(model, limits.scheme), cache, angles, limits.matmul_mode)
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         shape = (limits.max_segments, max_pages)

@@ -14,6 +14,7 @@ from quicksilver.core import DecoderName
 from tests.support.graph_checks import (
     TINIEST,
     TINIEST_PLAIN,
+    check_canvas_beyond_the_context,
     check_prompts_without_graph,
     check_single_sequence_variant,
 )
@@ -33,6 +34,11 @@ def test_rows_of_one_sequence_use_a_variant_with_a_smaller_attention_grid() -> N
 @torch.inference_mode()
 def test_prompts_with_more_rows_than_a_graph_have_the_answers_of_the_eager_path() -> None:
     check_prompts_without_graph(TINIEST, [30, 14], 16)
+
+
+@torch.inference_mode()
+def test_a_canvas_may_extend_beyond_the_context() -> None:
+    check_canvas_beyond_the_context(TINIEST)
 
 
 @pytest.mark.parametrize(
