@@ -179,6 +179,7 @@ def _extend(sequence: Sequence, tokens: list[int]) -> NewTokens:
         decided, closing, finish = _bound_thinking(sequence, decided, finish)
     else:
         closing = []
+    closing = closing[: max(sequence.room - len(decided), 0)]
     _append(sequence, decided + closing)
     if finish is not None:
         return NewTokens(decided, closing, finish)
@@ -208,7 +209,7 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
     """Commits tokens that the grammar determines without a forward, and the end if nothing else may follow."""
     constraint = sequence.constraint
     if constraint is None:
-        return [], None
+        return [], FinishReason.LENGTH if sequence.room <= 0 else None
     forced, _ = truncate(constraint.forced(), sequence.request.params.stop_ids, sequence.room)
     _append(sequence, forced)
     sequence.canvas = _after_forced(sequence, forced)

@@ -128,6 +128,15 @@ def test_thinking_is_closed_at_its_budget() -> None:
     assert not one.is_thinking
 
 
+def test_the_tokens_that_close_a_thought_keep_the_token_limit() -> None:
+    params = decode_params("ar", canvas_len=1, max_new_tokens=3)
+    think = ThinkBudget((90, 91), max_tokens=2)
+    one = Sequence(Request("x", PROMPT, params, think=think), make_decoder(params.decoder))
+    forward(one, 10)
+    last = delta(forward(one, 11))
+    assert (last.token_ids, last.finish) == ((11, 90), FinishReason.LENGTH)
+
+
 def test_accepted_tokens_that_a_thinking_budget_cuts_off_keep_no_kv() -> None:
     params = decode_params("verify", canvas_len=4, max_new_tokens=20)
     think = ThinkBudget((90, 91), max_tokens=2)

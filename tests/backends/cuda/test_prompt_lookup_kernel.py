@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 from quicksilver.backends.cuda.prompt_lookup_kernel import apply_prompt_lookup
-from quicksilver.diffusion.verify import lookup, with_lookup
+from quicksilver.diffusion.verify import lookup
 from tests.support.kernel_checks import here
+from tests.support.proposals import with_lookup
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
