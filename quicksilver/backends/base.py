@@ -58,7 +58,7 @@ class Sequence:
     has_run: bool = False
     num_overtaken: int = 0  # requests that were admitted although they came later
     slot: int = -1  # in the persistent batch; -1 while the sequence runs in ordinary forwards
-    is_plain: bool | None = None  # whether its request may decode in a slot; None before the first check
+    fits_slots: bool | None = None  # whether rounds of slots support its request; None before the first check
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
     draft_limit: int = 0  # longest draft from a prediction; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance

@@ -1,11 +1,10 @@
-"""The `edit` decoder: fill masks by confidence, revise filled positions, and commit the canvas when nothing
-changes or when `edit_passes` forwards have run since the last mask was filled.
+"""The `edit` decoder: fill masks by confidence, revise filled positions, and commit the canvas when nothing changes
+or when `edit_passes` forwards have run since the last mask was filled.
 
 Masked positions with a confidence above `threshold` are filled (at least one per step). A filled position is
-overwritten by another token with a confidence above `edit_threshold`. The caller applies the stutter penalty, which
-makes repeating the left neighbour less likely, to the logits (see `left_neighbours`). Filled
-positions may change only in the first 4 * canvas length steps; later steps only fill masks, so the number of steps is
-bounded.
+overwritten by another token with a confidence above `edit_threshold`. The caller applies the stutter penalty to the
+logits, which makes repeating the left neighbour less likely (see `left_neighbours`). Filled positions may change only
+in the first 4 * canvas length steps; later steps only fill masks, so the number of steps is bounded.
 
 A stop token does not end a canvas: later forwards may still replace it, or tokens before it. Under a grammar nothing
 may follow the end of the text, so there a canvas ends when a forward leaves everything up to the stop token unchanged.

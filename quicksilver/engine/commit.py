@@ -87,8 +87,8 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     new = _extend(sequence, decision.commit)
     if num_verified:
         # Count accepted tokens only if they became part of the answer or are the stop token.
-        num_kept = min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
-        sequence.count_draft(num_kept, num_verified, is_predicted=is_predicted)
+        num_used = min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
+        sequence.count_draft(num_used, num_verified, is_predicted=is_predicted)
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
     # A budget may cut accepted tokens off and put others in their place, whose KV is not computed yet. `num_kept` drops

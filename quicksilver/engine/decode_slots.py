@@ -84,17 +84,17 @@ class DecodeSlots:
         self._compact()
 
     def is_plain(self, sequence: Sequence) -> bool:
-        """Whether the request as such can decode in a slot: nothing has to be checked between its tokens."""
-        if sequence.is_plain is None:
+        """Whether the sequence can decode in a slot now: nothing has to be checked between its tokens."""
+        if sequence.fits_slots is None:
             request = sequence.request
-            sequence.is_plain = (
+            sequence.fits_slots = (
                 request.params.decoder.name in (DecoderName.AR, DecoderName.VERIFY)
                 and len(request.params.stop_ids) <= MAX_STOP_IDS
                 and not request.wants_frames
                 and not request.prediction
                 and self.batch.accepts(sequence)
             )
-        return sequence.is_plain and sequence.constraint is None and not sequence.is_thinking
+        return sequence.fits_slots and sequence.constraint is None and not sequence.is_thinking
 
     def will_take(self, sequence: Sequence) -> bool:
         """Whether the sequence should decode in a slot after its prompt."""

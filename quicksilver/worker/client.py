@@ -2,9 +2,9 @@
 
 The API process imports no torch. If the worker dies, a new one is started with exponential backoff, and open requests
 continue in it (`pending.py`). Until it is ready new requests are refused with EngineUnavailable; open requests that
-cannot be continued fail with EngineDied. A worker that sends no heartbeat, or whose
-step does not end, is killed and replaced in the same way. Loading a model may take minutes: heartbeats are expected
-only after the worker's first message.
+cannot be continued fail with EngineDied. A worker that sends no heartbeat, or whose step does not end, is killed and
+replaced in the same way. Loading a model may take minutes: heartbeats are expected only after the worker's first
+message.
 """
 
 from __future__ import annotations
