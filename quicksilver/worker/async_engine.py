@@ -149,8 +149,15 @@ class AsyncEngine:
         return await self._on_builder(lambda: self._engine.prepare(request))
 
     async def _on_builder(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` on a builder thread, which has a lower priority than the engine's."""
-        return await asyncio.get_running_loop().run_in_executor(self._builders, work)
+        """Runs `work` on a builder thread, which has a lower priority than the engine's. Raises EngineUnavailable if
+        the engine is closed before a thread takes it."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._builders, work)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_closed and task is not None and not task.cancelling():
+                raise EngineUnavailable("the engine is closed") from None
+            raise
 
     def _post_request(self, request_id: str, sink: EventSink, add: Callable[[], None]) -> None:
         """Posts a new request. The sink is known before the command runs, so that it receives an error if the engine

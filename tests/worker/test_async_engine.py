@@ -10,7 +10,7 @@ import pytest
 from quicksilver.core import EngineClient, EngineState, Request
 from quicksilver.engine.engine import Engine, StepEvent
 from quicksilver.errors import EngineDied, EngineUnavailable
-from quicksilver.worker.async_engine import AsyncEngine
+from quicksilver.worker.async_engine import NUM_BUILDERS, AsyncEngine
 from tests.support.tiny import decode_params, tiny_engine
 
 PROMPT = tuple(range(1, 30))
@@ -77,6 +77,21 @@ async def test_a_request_that_the_engine_has_not_taken_yet_ends_with_it(fails: b
     client.abort("waiting")  # is ignored
     await closing
     await client.close()
+
+
+async def test_a_grammar_that_no_thread_has_taken_is_refused_when_the_engine_is_closed() -> None:
+    client, may_go_on = AsyncEngine(tiny_engine()), threading.Event()
+    building = [asyncio.create_task(client._on_builder(lambda: may_go_on.wait(60))) for _ in range(NUM_BUILDERS)]
+    waiting, cancelled = (asyncio.create_task(client._on_builder(lambda: True)) for _ in range(2))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await client.close()
+    with pytest.raises(EngineUnavailable):
+        await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    may_go_on.set()
+    assert await asyncio.gather(*building) == [True] * NUM_BUILDERS
 
 
 def test_a_reader_whose_event_loop_was_closed_does_not_end_the_engine() -> None:
