@@ -159,7 +159,7 @@ class Dialect:
     def max_kept(self, num_tokens: int) -> int:
         """How many tokens may keep KV between two forwards; a last row that predicts the next token runs again."""
         is_causal = self.context is ContextKind.CAUSAL and not self.noise_vocab
-        return num_tokens - (is_causal or self.has_context_seed)
+        return num_tokens - 1 if is_causal or self.has_context_seed else num_tokens
 
     def num_kept(self, num_computed: int, num_tokens: int, num_prompt: int) -> int:
         """How many of the first `num_computed` tokens, whose KV was computed, keep it for the next forward. A stale

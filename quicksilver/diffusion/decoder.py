@@ -30,7 +30,7 @@ class Tail:
     has_causal_canvas: bool = False  # canvas rows attend to the canvas up to themselves only
     num_fixed: int = 0  # leading rows that are committed tokens; the context ends before them
     positions: tuple[int, ...] = ()  # of each row, relative to the end of the context; empty if in order
-    proposing: tuple[int, int] | None = None  # see `proposing_rows`
+    proposing: tuple[int, int] | None = None  # rows that propose; row 0 is the last context row, see `proposing_rows`
     row_of: tuple[int, ...] = ()  # the proposing row of each canvas position, where the rows are in another order
     num_known: int | None = None  # length of `known`, where the rows are in another order
     branches: tuple[int, ...] = ()  # scoring: lengths of independent causal branches, which write no KV

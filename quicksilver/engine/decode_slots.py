@@ -20,7 +20,7 @@ from quicksilver.core import DecoderName, Delta, FinishReason
 from quicksilver.engine.pages import PagePool
 
 # Rounds in flight when the host starts to wait: one runs, one is queued.
-DEPTH = 2
+ROUNDS_AHEAD = 2
 # Stop tokens of one request that are compared in the arrays.
 MAX_STOP_IDS = 8
 # Pages that a slot receives at a time: each change of a page table is a transfer.
@@ -137,7 +137,7 @@ class DecodeSlots:
 
     def grow_pages(self) -> None:
         """Gives every slot the pages that the rounds in flight may write. Without pages, a sequence leaves."""
-        short = np.flatnonzero((self._occupant > 0) & (self._length + DEPTH > self._held))
+        short = np.flatnonzero((self._occupant > 0) & (self._length + ROUNDS_AHEAD > self._held))
         for slot in short.tolist():
             sequence = self._sequences[slot]
             assert sequence is not None
@@ -149,9 +149,9 @@ class DecodeSlots:
             self._held[slot] = len(sequence.pages) * self._page_size
 
     def launch(self) -> None:
-        """Queues rounds until `DEPTH` are in flight, or until those in flight complete all answers."""
+        """Queues rounds until `ROUNDS_AHEAD` are in flight, or until those in flight complete all answers."""
         longest = int(self._room.max(where=self._occupant > 0, initial=0))
-        while len(self._queued) < min(DEPTH, longest):
+        while len(self._queued) < min(ROUNDS_AHEAD, longest):
             num_slots = self._num_slots
             self._queued.append(self._occupant[:num_slots].copy())
             self.batch.launch(num_slots)
@@ -210,8 +210,8 @@ class DecodeSlots:
         self.batch.join(slot, sequence)
 
     def _hold_pages(self, sequence: Sequence) -> bool:
-        """Whether the sequence holds the pages of `DEPTH` rounds; allocates `PAGES_AT_ONCE` beyond them if it can."""
-        needed = -(-(len(sequence.tokens) + DEPTH) // self._page_size) - len(sequence.pages)
+        """Whether the sequence holds the pages of `ROUNDS_AHEAD` rounds; allocates `PAGES_AT_ONCE` more if it can."""
+        needed = -(-(len(sequence.tokens) + ROUNDS_AHEAD) // self._page_size) - len(sequence.pages)
         if needed <= 0:
             return True
         pages = self._pool.allocate(needed + PAGES_AT_ONCE) or self._pool.allocate(needed)

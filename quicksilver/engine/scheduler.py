@@ -122,16 +122,16 @@ class Scheduler:
         self._shared.begin(self.running, self.num_waiting)
         self._preempt_batch()
         sequences = [*self.running, *self.waiting]
-        suspects = [sequence for sequence in sequences if sequence.runs_alone]
-        self._not_admissible = frozenset(suspects[1:])
+        run_alone = [sequence for sequence in sequences if sequence.runs_alone]
+        self._not_admissible = frozenset(run_alone[1:])
         if self.slots is not None:
-            self.slots.begin_step([] if suspects else self.running)
+            self.slots.begin_step([] if run_alone else self.running)
             self.slots.grow_pages()
         self.canvas_length.begin_step([sequence for sequence in self.running if sequence.slot < 0])
         skipped = self.grammar_budget.begin_step(sequences)
-        if suspects:
-            without_others, without_suspects = set(sequences) - {suspects[0]}, {*skipped, *suspects}
-            turns = (without_others, without_suspects)
+        if run_alone:
+            without_others, without_run_alone = set(sequences) - {run_alone[0]}, {*skipped, *run_alone}
+            turns = (without_others, without_run_alone)
             for excluded in reversed(turns) if self._has_run_alone else turns:
                 if works := self._plan(excluded):
                     self._has_run_alone = excluded is without_others
@@ -152,9 +152,9 @@ class Scheduler:
         rotated = self._rotated()
         row_budget, decode_limit = self._row_budget(), self.config.decode_limit
         self._rows_left, self._proposals_left = max(row_budget, decode_limit), decode_limit
-        held = self._shared.held(rotated, self.waiting.candidates())
-        held += [sequence for sequence in rotated if sequence not in held and self._is_held(sequence)]
-        rotated = [sequence for sequence in rotated if sequence not in held]
+        paused = self._shared.paused(rotated, self.waiting.candidates())
+        paused += [sequence for sequence in rotated if sequence not in paused and self._is_paused(sequence)]
+        rotated = [sequence for sequence in rotated if sequence not in paused]
         bulk = [sequence for sequence in rotated if self._shared.is_bulk(sequence)]
         for sequence in rotated[: len(rotated) - len(bulk)]:
             if sequence not in skipped and not self._take_slot(sequence):
@@ -166,12 +166,12 @@ class Scheduler:
             if sequence not in skipped and not self._take_slot(sequence):
                 self._add_work(sequence, works, is_first=self._shared.is_limited and sequence is bulk[0])
         self._admit_all(skipped, works)
-        for sequence in held if not works else ():
+        for sequence in paused if not works else ():
             if sequence not in skipped:
                 self._add_work(sequence, works)
         return works
 
-    def _is_held(self, sequence: Sequence) -> bool:
+    def _is_paused(self, sequence: Sequence) -> bool:
         """Whether a scoring request waits in this step: while requests wait, one whose pass leaves no rows for others
         runs in every second step only."""
         if not len(self.waiting) or self._step % 2 == 0 or not isinstance(sequence.decoder, Scorer):

@@ -63,7 +63,7 @@ class SharedSteps:
     def __init__(self, config: EngineConfig, tenants: ActiveTenants, clock: Callable[[], float]) -> None:
         self._config, self._tenants, self._clock = config, tenants, clock
         self._steps_since_shared = SHARED_STEPS
-        self._has_held = False  # in the last step
+        self._has_paused = False  # in the last step
         self._row_s = 0.0  # measured seconds per row without context
         self._began = 0.0
         self.is_limited = False  # whether the time of this forward is limited
@@ -103,16 +103,16 @@ class SharedSteps:
         is_counted = sequence.is_prefilling and self._steps_since_shared < SHARED_STEPS
         return self._cost(sequence) if is_counted else 1
 
-    def held(self, running: Seq[Sequence], candidates: Iterable[Sequence]) -> list[Sequence]:
+    def paused(self, running: Seq[Sequence], candidates: Iterable[Sequence]) -> list[Sequence]:
         """Running sequences without rows in this step, because a short request of another tenant starts."""
-        if not self.is_limited or self._has_held:
-            self._has_held = False
+        if not self.is_limited or self._has_paused:
+            self._has_paused = False
             return []
         starting = [one for one in running if one.is_prefilling] + list(candidates)
         short = {one.request.tenant for one in starting if open_rows(one) <= self._config.max_rows}
-        held = [one for one in running if self._is_long(one) and short - {one.request.tenant}]
-        self._has_held = bool(held)
-        return held
+        paused = [one for one in running if self._is_long(one) and short - {one.request.tenant}]
+        self._has_paused = bool(paused)
+        return paused
 
     def _is_long(self, sequence: Sequence) -> bool:
         is_prompt = sequence.is_prefilling or isinstance(sequence.decoder, Scorer)

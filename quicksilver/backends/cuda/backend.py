@@ -27,7 +27,7 @@ from quicksilver.model.row_adapters import RowAdapter
 
 # Maximum number of rounds in flight when the host starts to wait. Two are enough (one runs, one is queued), except for
 # rounds of a single token. Rounds in flight when a request ends are wasted, and the next request waits for them.
-DEPTH, SINGLE_TOKEN_DEPTH = 2, 3
+CANVAS_ROUNDS_AHEAD, SINGLE_TOKEN_ROUNDS_AHEAD = 2, 3
 
 
 class CudaBackend:
@@ -118,7 +118,7 @@ class CudaBackend:
             # The verify half has arrived and another round is running. This half may end the answer, so launching now
             # could waste a round.
             return True
-        depth = SINGLE_TOKEN_DEPTH if in_flight.shape.canvas_len == 1 else DEPTH
+        depth = SINGLE_TOKEN_ROUNDS_AHEAD if in_flight.shape.canvas_len == 1 else CANVAS_ROUNDS_AHEAD
         while len(in_flight.queued) < depth and not in_flight.covers_remaining() and self._has_pages(in_flight):
             graph.send_pages(in_flight)
             has_draft = not in_flight.queued and in_flight.half == 1
