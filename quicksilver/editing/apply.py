@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quicksilver.editing.edit_request import inside_tags
 from quicksilver.editing.line_diff import differences
 from quicksilver.editing.loss_check import has_new_marker, lost_lines
 from quicksilver.editing.merge_parts import LineEdit, indent_of
@@ -25,6 +26,7 @@ from quicksilver.text.conversation import Message
 _MARK = "<|!@#IS_APPLY!@#|>"
 # A merge by lines that removes more lines than this is not trusted.
 _MAX_LOST = 6
+_BYTE_ORDER_MARK = "\ufeff"
 _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
@@ -61,8 +63,28 @@ def parse_apply(prompt: str) -> ApplyRequest:
 def merge(original: str, update: str) -> list[MergedPart]:
     """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file.
 
-    A merge by syntax that would lose code is replaced by a merge by lines, and that by a rewriting of the whole file.
+    A byte order mark of the file is kept, and a code fence around the update is not part of it.
     """
+    mark = _BYTE_ORDER_MARK if original.startswith(_BYTE_ORDER_MARK) else ""
+    text, update = original.removeprefix(mark), _without_fence(update.removeprefix(_BYTE_ORDER_MARK), original)
+    parts = _merge(text, update) if text.strip() or not update.strip() else _new_file(update)
+    return [Copy(mark), *parts] if mark else parts
+
+
+def _without_fence(update: str, original: str) -> str:
+    """A fence around an update of a file that has fences itself may be a part of that file."""
+    fenced = None if "```" in original else _FENCED.fullmatch(update)
+    return fenced[1] if fenced else update
+
+
+def _new_file(update: str) -> list[MergedPart]:
+    """The update of an empty file. There is no code that its markers stand for."""
+    return [Copy("".join(line for line in update.splitlines(keepends=True) if not is_marker(line)))]
+
+
+def _merge(original: str, update: str) -> list[MergedPart]:
+    """A merge by syntax that would lose code is replaced by a merge by lines, and that by a rewriting of the whole
+    file."""
     source = Source(original)
     edits = merge_by_syntax(source.keys, [line.rstrip("\r") for line in update.rstrip("\r\n").split("\n")])
     if edits is not None:
@@ -127,17 +149,22 @@ def checked_reply(part: Rewrite, answer: str) -> str | None:
 
 
 def rewrite_reply(part: Rewrite, answer: str) -> str:
-    """The answer without its fence, with the line end of the original."""
+    """The answer without its fence, with the line breaks of the original, also those at its ends."""
     if fenced := _FENCED.fullmatch(answer):
         answer = fenced[1]
-    return answer.rstrip("\n") + "\n" if part.original.endswith("\n") else answer.rstrip("\n")
+    text = answer.strip("\r\n")
+    if "\r\n" in part.original:
+        text = re.sub(r"\r?\n", "\r\n", text)
+    inner = part.original.strip("\r\n")
+    start, _, end = part.original.partition(inner) if inner else ("", "", part.original)
+    return start + text + end
 
 
 def _section(prompt: str, name: str) -> str:
     start, end = prompt.find(f"<|{name}|>"), prompt.rfind(f"<|/{name}|>")
     if start < 0 or end < start:
         raise InvalidRequest(f"the message has no section <|{name}|> … <|/{name}|>", param="messages")
-    return prompt[start + len(f"<|{name}|>") : end].removeprefix("\n").removesuffix("\n")
+    return inside_tags(prompt[start + len(f"<|{name}|>") : end])
 
 
 def _assemble(source: Source, planned: list[tuple[Segment, Change]]) -> Iterator[str | Rewrite]:

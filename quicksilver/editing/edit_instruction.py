@@ -8,12 +8,13 @@ copied into answers. Pure functions of text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.text.conversation import Message
 
-# Text that the answer to `edit_messages` is prefilled with, and text at which it stops.
+# Text that the answer to `edit_messages` is prefilled with, and text at which it stops, for a region without fences.
 EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
 
 _TASK = (
@@ -43,11 +44,19 @@ _EXAMPLES = ((_CONTINUES, _CONTINUES.region.replace("tax)", "tax_rate)")), (_UNC
 
 
 def edit_messages(request: EditRequest) -> list[Message]:
-    """Two worked examples, then the request. The answer is prefilled with `EDIT_PREFILL`."""
+    """Two worked examples, then the request. The answer is prefilled with the first of `edit_fence`."""
     turns: list[Message] = []
     for example, answer in _EXAMPLES:
         turns += [Message("user", _question(example)), Message("assistant", f"{EDIT_PREFILL}{answer}{EDIT_STOP}")]
     return [*turns, Message("user", _question(request))]
+
+
+def edit_fence(request: EditRequest) -> tuple[str, str]:
+    """The prefill and the stop text of an answer. The fence is longer than the fences in the region, which would end
+    the answer too early."""
+    longest = max(map(len, re.findall("`{3,}", request.region)), default=0)
+    more = "`" * max(longest - 2, 0)
+    return more + EDIT_PREFILL, EDIT_STOP + more
 
 
 def _question(request: EditRequest) -> str:
@@ -59,6 +68,7 @@ def _parts(request: EditRequest) -> Iterator[str]:
         yield f"{snippet.path}:\n{snippet.code}"
     for diff in request.history:
         yield f"Recent edit:\n```diff\n{diff}\n```"
-    yield f"{request.path}:\n```\n{request.before}{request.region}{request.after}\n```"
-    yield f"Region to rewrite:\n```\n{request.region}\n```"
+    opening, closing = edit_fence(request)
+    yield f"{request.path}:\n{opening}{request.before}{request.region}{request.after}{closing}"
+    yield f"Region to rewrite:\n{opening}{request.region}{closing}"
     yield _TASK

@@ -18,7 +18,11 @@ REGION = "code_to_edit"
 _MARK = "<|!@#IS_NEXT_EDIT!@#|>"
 _SNIPPET_OPEN, _SNIPPET_CLOSE = "<|recently_viewed_code_snippet|>", "<|/recently_viewed_code_snippet|>"
 _PATH_LINE = re.compile(r"(?:current_file_path|code_snippet_file_path):[ \t]*([^\n]*)(?:\n|$)")
-_DIFF_HEAD = re.compile(r"^(?://[^\n]*\n)?--- [^\n]*\n\+\+\+ ", re.MULTILINE)
+# Some diffs have the lines of git or of `patch` above their file names.
+_DIFF_HEAD = re.compile(
+    r"^(?://[^\n]*\n)?(?:Index: [^\n]*\n=+\s*\n|diff --git [^\n]*\n(?:index [^\n]*\n)?)?--- [^\n]*\n\+\+\+ ",
+    re.MULTILINE,
+)
 _NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
 
 
@@ -71,18 +75,27 @@ def _cut_section(text: str, name: str) -> tuple[str, str]:
     inner = start + len(f"<|{name}|>")
     end = text.rfind(f"<|/{name}|>")
     if end < inner:
-        return text[inner:].removeprefix("\n"), text[:start]
-    return text[inner:end].removeprefix("\n").removesuffix("\n"), text[:start] + text[end + len(f"<|/{name}|>") :]
+        return _without_first_break(text[inner:]), text[:start]
+    return inside_tags(text[inner:end]), text[:start] + text[end + len(f"<|/{name}|>") :]
+
+
+def inside_tags(text: str) -> str:
+    """The content between two tags on lines of their own, without the line breaks next to the tags."""
+    return re.sub(r"\r?\n\Z", "", _without_first_break(text))
+
+
+def _without_first_break(text: str) -> str:
+    return re.sub(r"\A\r?\n", "", text)
 
 
 def _split_history(history: str) -> tuple[str, ...]:
     starts = [match.start() for match in _DIFF_HEAD.finditer(history)]
     cuts = pairwise([0, *starts, len(history)])
-    return tuple(diff for start, end in cuts if (diff := history[start:end].strip("\n")))
+    return tuple(diff for start, end in cuts if (diff := history[start:end].strip("\r\n")))
 
 
 def _snippet(part: str) -> Snippet:
-    path, code = _cut_path(part.partition(_SNIPPET_CLOSE)[0].removeprefix("\n").removesuffix("\n"))
+    path, code = _cut_path(inside_tags(part.partition(_SNIPPET_CLOSE)[0]))
     return Snippet(path, code)
 
 
@@ -99,8 +112,18 @@ def _find_region(file: str, rest: str) -> tuple[str, str, str]:
     if f"<|{REGION}|>" not in outside:
         raise InvalidRequest(f"the message has no <|{REGION}|> section", param="messages")
     region, _ = _cut_section(outside, REGION)
-    before, found, after = file.partition(region.replace(CURSOR, "", 1))
-    return (before, region, after) if found else (file, region, "")
+    before, after = _around(file, region.replace(CURSOR, "", 1))
+    return before, region, after
+
+
+def _around(file: str, region: str) -> tuple[str, str]:
+    """The text of the file before and after a region that is shown beside it. A cursor in the file tells equal places
+    apart, and is the place of an empty region."""
+    cursor, file = file.find(CURSOR), file.replace(CURSOR, "", 1)
+    at = file.find(region, max(cursor - len(region), 0)) if region else cursor
+    if region and not 0 <= at <= cursor:
+        at = file.find(region)
+    return (file[:at], file[at + len(region) :]) if at >= 0 else (file, "")
 
 
 def _split_region(text: str) -> tuple[str, str, str]:
@@ -108,10 +131,10 @@ def _split_region(text: str) -> tuple[str, str, str]:
     before, _, tail = text.partition(f"<|{REGION}|>")
     region, closed, after = tail.rpartition(f"<|/{REGION}|>")
     if not closed:
-        return before, tail.removeprefix("\n"), ""
-    region, after = region.removeprefix("\n"), after.removeprefix("\n")
-    if region.endswith("\n"):
-        return before, region[:-1], f"\n{after}" if after else ""
+        return before, _without_first_break(tail), ""
+    region, after = map(_without_first_break, (region, after))
+    if line_break := re.search(r"\r?\n\Z", region):
+        return before, region[: line_break.start()], line_break[0] + after if after else ""
     return before, region, after
 
 
@@ -120,6 +143,9 @@ def _without_line_numbers(request: EditRequest) -> EditRequest:
     numbers = [int(match[1]) for match in numbered if match]
     if len(numbers) < len(numbered) or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return request
+    nearest = (request.before.rstrip("\r\n").split("\n")[-1], request.after.lstrip("\r\n").split("\n")[0])
+    if not all(_NUMBERED.fullmatch(line) for line in nearest if line.strip()):
+        return request  # Code such as `4 | flags`, or a row of a table.
     before, region, after = map(_strip_numbers, (request.before, request.region, request.after))
     return replace(request, before=before, region=region, after=after)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from quicksilver.editing.edit_instruction import EDIT_PREFILL, EDIT_STOP, edit_messages
+from quicksilver.editing.edit_instruction import EDIT_PREFILL, EDIT_STOP, edit_fence, edit_messages
 from quicksilver.editing.edit_request import CURSOR, REGION, EditRequest, Snippet, parse_edit
 from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.tokenizer import Tokenizer
@@ -20,6 +20,7 @@ __all__ = [
     "EditRequest",
     "Snippet",
     "can_edit",
+    "edit_fence",
     "edit_messages",
     "edit_prompt",
     "edit_reply",

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from quicksilver.editing.prompts import (
-    EDIT_PREFILL,
-    EDIT_STOP,
     EditRequest,
     can_edit,
+    edit_fence,
     edit_messages,
     edit_prompt,
     fim_bias,
@@ -65,8 +64,9 @@ class PromptBuilder:
         if can_edit(self.tokenizer):
             ids = edit_prompt(self.tokenizer, request, self.context_len - room)
             return Prompt(tuple(ids), stop_ids=self._code_stops())
-        ids = [*self.template.render(edit_messages(request)).ids, *self.tokenizer.encode(EDIT_PREFILL)]
-        return Prompt(tuple(ids), stop=(EDIT_STOP,), stop_ids=self.tokenizer.eos_ids)
+        prefill, stop = edit_fence(request)
+        ids = [*self.template.render(edit_messages(request)).ids, *self.tokenizer.encode(prefill)]
+        return Prompt(tuple(ids), stop=(stop,), stop_ids=self.tokenizer.eos_ids)
 
     def _code_stops(self) -> tuple[int, ...]:
         """Stop token ids: the start of another file, turn, gap or region ends the answer."""

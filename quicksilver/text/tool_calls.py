@@ -148,10 +148,12 @@ def _parse_whole(text: str, tool_names: Collection[str]) -> tuple[str, str] | No
     """Name and arguments of a call in any other spelling: keys in another order, arguments as a string or absent."""
     try:
         call = json.loads(text)
+        name = call.get("name") if isinstance(call, dict) else None
+        if not isinstance(name, str) or name not in tool_names:
+            return None
+        arguments = call.get("arguments", call.get("parameters", {}))
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
-    name = call.get("name") if isinstance(call, dict) else None
-    if not isinstance(name, str) or name not in tool_names:
-        return None
-    arguments = call.get("arguments", call.get("parameters", {}))
-    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    # An escaped half of a surrogate pair stays an escape: it has no bytes in UTF-8.
+    return name, written.encode("utf-8", "backslashreplace").decode()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from quicksilver.editing.prompts import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_prompt, fim_space
+from quicksilver.editing.prompts import edit_fence, edit_messages, edit_prompt, fim_prompt, fim_space
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.reasoning_effort import asks_to_think
@@ -79,8 +79,9 @@ class Formatter:
             prompt = fim_prompt(self.tokenizer, row.prefix.removesuffix(lead), row.suffix)
             return [(prompt, False), self._answer(lead + row.middle)]
         if isinstance(row, EditRow) and self.tokenizer.roles.edit_open is None:
-            asked = [*self._template.render(edit_messages(row.request)).ids, *self.tokenizer.encode(EDIT_PREFILL)]
-            return [(asked, False), self._answer(row.answer + EDIT_STOP)]
+            prefill, stop = edit_fence(row.request)
+            asked = [*self._template.render(edit_messages(row.request)).ids, *self.tokenizer.encode(prefill)]
+            return [(asked, False), self._answer(row.answer + stop)]
         if isinstance(row, EditRow):
             return [(edit_prompt(self.tokenizer, row.request), False), self._answer(row.answer)]
         assert isinstance(row, PlainRow)

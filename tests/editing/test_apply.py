@@ -112,7 +112,6 @@ def test_file_without_a_last_line_break_stays_without() -> None:
         (_SCRIPT * 2, "// ...\nfunction first(x) {\n  if (!x) {\n    return x;\n// ..."),
         (_SCRIPT, "// ... existing code ...\nconst b = 2;\n// ... existing code ..."),
         (_SCRIPT, "nothing of the kind"),
-        ("", "x = 1"),
     ],
 )
 def test_an_ambiguous_position_is_left_to_the_model(original: str, update: str) -> None:
@@ -240,6 +239,26 @@ def test_careful_updates_are_mostly_certain() -> None:
     assert all(outcomes)
 
 
+_MODULE = "import os\n\n\ndef first():\n    return 1\n\n\ndef second():\n    return 2\n"
+
+
+def test_a_byte_order_mark_is_kept() -> None:
+    expected = "\ufeff" + _MODULE.replace("return 2", "return 3")
+    for update in (expected, expected[1:], "import os\n# ...\ndef second():\n    return 3"):
+        assert "".join(part.text for part in merge("\ufeff" + _MODULE, update) if isinstance(part, Copy)) == expected
+
+
+@pytest.mark.parametrize("opening", ["```", "```python", "\n```py"])
+def test_a_fence_around_the_update_is_not_inserted(opening: str) -> None:
+    update = f"{opening}\n# ...\n\ndef second():\n    return 3\n```\n"
+    assert merge(_MODULE, update) == [Copy(_MODULE.replace("return 2", "return 3"))]
+
+
+def test_an_empty_file_becomes_the_update() -> None:
+    assert merge("", "# ... existing code ...\nx = 1\n") == [Copy("x = 1\n")]
+    assert merge("\n", "") == [Copy("\n")]
+
+
 def test_hostile_sizes_do_not_hang() -> None:
     original = "}\n" * 20_000 + "same line here\n" * 8 + "x = 1\n" * 5_000
     update = "same line here\n" * 2_000 + "}\n" * 5_000
@@ -254,6 +273,12 @@ def test_tagged_prompt_is_read() -> None:
     assert (request.original, request.update) == ("a\nb", "// ...\nc")
 
 
+def test_line_breaks_next_to_the_tags_are_not_part_of_the_sections() -> None:
+    original = "<|original_code|>\r\na\r\nb\r\n\r\n<|/original_code|>"
+    request = parse_apply(f"{original}\r\n<|update_snippet|>\r\nc\r\n<|/update_snippet|>")
+    assert (request.original, request.update) == ("a\r\nb\r\n", "c")
+
+
 @pytest.mark.parametrize("prompt", ["apply this", "<|original_code|>\na", "<|original_code|>a<|/original_code|>", ""])
 def test_a_prompt_without_both_sections_is_refused(prompt: str) -> None:
     with pytest.raises(InvalidRequest, match="has no section"):
@@ -264,6 +289,11 @@ def test_a_prompt_without_both_sections_is_refused(prompt: str) -> None:
 def test_the_models_answer_replaces_its_part(answer: str) -> None:
     assert rewrite_reply(Rewrite("x = 1\n", "x = 2"), answer) == "x = 2\n"
     assert rewrite_reply(Rewrite("x = 1", "x = 2"), answer) == "x = 2"
+
+
+def test_the_models_answer_gets_the_line_breaks_of_its_part() -> None:
+    assert rewrite_reply(Rewrite("\nx = 1\n\n\n", "x = 2"), "x = 2\ny = 3\n") == "\nx = 2\ny = 3\n\n\n"
+    assert rewrite_reply(Rewrite("x = 1\r\ny\r\n", "x = 2"), "x = 2\ny\r\nz\n") == "x = 2\r\ny\r\nz\r\n"
 
 
 def test_the_model_gets_original_and_update() -> None:

@@ -112,6 +112,44 @@ def test_region_that_the_file_does_not_have_follows_it() -> None:
     assert (request.before, request.region, request.after, request.cursor) == ("old", "new", "", None)
 
 
+@pytest.mark.parametrize(
+    ("file", "region", "around"),
+    [
+        ("a\nb", "", ("a\nb", "")),
+        ("a\n<|cursor|>\nb", "", ("a\n", "\nb")),
+        ("a\nx\nb\nx<|cursor|>\nc", "x", ("a\nx\nb\n", "\nc")),
+        ("a\nx\nb\nx\nc<|cursor|>", "x", ("a\n", "\nb\nx\nc")),
+        ("a\n<|cursor|>x\nb", "x", ("a\n", "\nb")),
+    ],
+)
+def test_the_cursor_in_the_file_is_the_place_of_a_region_beside_it(
+    file: str, region: str, around: tuple[str, str]
+) -> None:
+    prompt = f"<|current_file_content|>\n{file}\n<|/current_file_content|>\n<|code_to_edit|>\n{region}<|/code_to_edit|>"
+    request = parse_edit(prompt)
+    assert (request.region, (request.before, request.after)) == (region, around)
+
+
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_line_breaks_next_to_the_tags_are_not_part_of_the_text(line_break: str) -> None:
+    """An editor writes the tags with the line breaks of the file, or with its own."""
+    content = "a\r\n<|code_to_edit|>@b<|cursor|>\r\nc\r\n<|/code_to_edit|>@d\r\n".replace("@", line_break)
+    request = parse_edit(
+        f"<|current_file_content|>{line_break}current_file_path: p.py{line_break}{content}<|/current_file_content|>"
+    )
+    assert (request.path, request.before, request.region, request.after) == ("p.py", "a\r\n", "b\r\nc", "\r\nd")
+    assert edit_reply(request, "b\r\nc2") == "```\nb\r\nc2\n```"
+
+
+def test_lines_of_git_and_patch_belong_to_the_diff_below_them() -> None:
+    diffs = (
+        "Index: a.py\n===================\n--- a.py\n+++ a.py\n@@ -1,1 +1,1 @@\n-a\n+b",
+        "diff --git a/b.py b/b.py\nindex 1234567..89abcde 100644\n--- a/b.py\n+++ b/b.py\n@@ -1,1 +1,1 @@\n-c\n+d",
+    )
+    history = "\n\n".join(diffs)
+    assert parse_edit(f"<|edit_diff_history|>\n{history}\n<|/edit_diff_history|>\n{_FILE}").history == diffs
+
+
 def test_area_around_the_region_is_the_file_when_it_has_the_tags() -> None:
     request = parse_edit(
         "<|current_file_content|>\ncurrent_file_path: p.md\nwhole\n<|/current_file_content|>\n"
@@ -126,6 +164,12 @@ def test_numbered_lines_lose_their_numbers() -> None:
     assert request.cursor == 3
     spaced = parse_edit("<|code_to_edit|>\n9 | x\n10 |   y\n<|/code_to_edit|>")
     assert spaced.region == "x\n  y"
+
+
+@pytest.mark.parametrize("region", ["4 | flags", "1 | one\n2 | two"])
+def test_numbers_of_code_stay_if_the_lines_around_it_have_none(region: str) -> None:
+    request = parse_edit(wrap(f"x = (\n<|code_to_edit|>\n{region}\n<|/code_to_edit|>\n)\n"))
+    assert (request.before, request.region, request.after) == ("x = (\n", region, "\n)")
 
 
 @pytest.mark.parametrize("region", ["1|a\n3|b", "1|a\nb", "x|1"])

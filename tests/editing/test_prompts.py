@@ -12,6 +12,7 @@ from quicksilver.editing.prompts import (
     EditRequest,
     Snippet,
     can_edit,
+    edit_fence,
     edit_messages,
     edit_prompt,
     edit_reply,
@@ -229,6 +230,15 @@ def test_fences_of_the_code_itself_are_kept() -> None:
 def test_cursor_tag_of_the_code_itself_is_kept() -> None:
     region = "TAG = '<|cursor|>'"
     assert edit_reply(EditRequest("", "", region, ""), region) == f"```\n{region}\n```"
+
+
+@pytest.mark.parametrize(("region", "fence"), [("a", "```"), ("# a\n```sh\nls\n```", "````"), ("`````", "``````")])
+def test_the_fence_of_an_instruction_is_longer_than_those_in_the_region(region: str, fence: str) -> None:
+    request = EditRequest("a.md", "", region, "")
+    prefill, stop = edit_fence(request)
+    assert (prefill, stop) == (f"{fence}\n", f"\n{fence}")
+    assert f"Region to rewrite:\n{prefill}{region}{stop}" in edit_messages(request)[-1].content
+    assert stop not in region
 
 
 def test_prefill_and_stop_are_the_fence() -> None:

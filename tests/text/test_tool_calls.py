@@ -47,6 +47,20 @@ def test_other_spellings_of_a_call_are_read_too(text: str) -> None:
     assert parse(text) == ("get", '{"a": 1}', "", "")
 
 
+@pytest.mark.parametrize("text", ['{"name": ["get"]}', '{"name": {}, "arguments": {}}', "[" * 200_000])
+def test_a_name_that_is_no_string_is_no_call(text: str) -> None:
+    parser = CallParser(frozenset(_NAMES))
+    parser.push(text)
+    assert (parser.close(), parser.name) == (text, "")
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud83d"}', '"{\\"a\\": \\"\\ud83d\\"}"'])
+def test_half_of_a_surrogate_pair_stays_an_escape(arguments: str) -> None:
+    name, written, rest, _ = parse(f'{{"arguments": {arguments}, "name": "get"}}')
+    assert (name, written, rest) == ("get", '{"a": "\\ud83d"}', "")
+    assert json.loads(written.encode()) == {"a": "\ud83d"}
+
+
 def test_call_without_arguments_has_empty_ones() -> None:
     assert parse('{"name": "get"}') == ("get", "{}", "", "")
 

@@ -6,7 +6,7 @@ same values or fewer. The order is kept, since the grammar writes properties in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quicksilver.constrain.compile.rewrite import counting
@@ -29,7 +29,8 @@ def enforce(rewriter: Rewriter, node: Node) -> Json:
     """A schema that admits instances of `node` only."""
     if node.never:
         return False
-    own = own_words(rewriter, node)
+    # Separate schemas: in older drafts `items` also applies to the items of a newer `prefixItems`.
+    own = all_of([own_words(rewriter, node, each) for each in (node.words, node.extra)])
     words = [*node.words.items(), *node.extra.items()]
     parts = [CONJUNCTS[word](rewriter, node, value) for word, value in words if word in CONJUNCTS]
     return all_of([*parts, own] if brings_properties_first(node) else [own, *parts])
@@ -43,17 +44,17 @@ def brings_properties_first(node: Node) -> bool:
     return first != "properties"
 
 
-def own_words(rewriter: Rewriter, node: Node) -> Json:
-    """The keywords that need no rewriting beyond their subschemas."""
+def own_words(rewriter: Rewriter, node: Node, words: Mapping[str, Any]) -> Json:
+    """Those of `words` that need no rewriting beyond their subschemas."""
     out: dict[str, Any] = {}
-    for word, value in {**node.extra, **node.words}.items():
+    for word, value in words.items():
         if word in PLAIN:
             out[word] = value
         elif word in NESTED:
             out[word] = NESTED[word](rewriter, value)
-    if "pattern" in node.words:
-        out["pattern"] = value_pattern(node.words["pattern"], node.at)
-    if "patternProperties" in node.words:
+    if "pattern" in words:
+        out["pattern"] = value_pattern(words["pattern"], node.at)
+    if "patternProperties" in words:
         out["patternProperties"] = by_name(rewriter, node)
     return exact_bounds(out, node.at) if out else True
 

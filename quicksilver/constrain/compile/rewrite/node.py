@@ -152,10 +152,13 @@ def read_type(_document: Document, place: Place, raw: dict[str, Any]) -> dict[st
     return {"type": tuple(types)}
 
 
-def read_values(_document: Document, _place: Place, raw: dict[str, Any]) -> dict[str, Any]:
+def read_enum(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
+    is_narrowed = "const" in raw and is_known("const", document.draft)
+    return read_const(document, place, raw) if is_narrowed else {"enum": raw["enum"]}
+
+
+def read_const(_document: Document, _place: Place, raw: dict[str, Any]) -> dict[str, Any]:
     """`const` is read as an `enum` of one value; both together are intersected."""
-    if "const" not in raw:
-        return {"enum": raw["enum"]}
     chosen = raw["const"]
     allowed = raw.get("enum", [chosen])
     return {"enum": [chosen] if any(same_value(chosen, value) for value in allowed) else []}
@@ -252,8 +255,8 @@ READERS: dict[str, Reader] = {
     "$recursiveRef": read_recursive_reference,
     "$dynamicRef": read_recursive_reference,
     "type": read_type,
-    "enum": read_values,
-    "const": read_values,
+    "enum": read_enum,
+    "const": read_const,
     "items": read_items,
     "exclusiveMinimum": read_exclusive("exclusiveMinimum", "minimum"),
     "exclusiveMaximum": read_exclusive("exclusiveMaximum", "maximum"),

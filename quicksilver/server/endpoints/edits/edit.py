@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from quicksilver.core import DecodeParams, FinishReason, Request
 from quicksilver.editing.prompts import (
-    EDIT_PREFILL,
-    EDIT_STOP,
     EditRequest,
     can_edit,
+    edit_fence,
     edit_messages,
     edit_reply,
     parse_edit,
@@ -61,13 +60,13 @@ async def _edit_prompt(
         return await services.prompts.encode_edit(edit, max_prompt, tenant), ReadOptions(is_plain=True)
     ids = await _instruction(edit, max_new_tokens, services, tenant)
     limit_tokens(len(ids), max_new_tokens, services, "messages")
-    return ids, ReadOptions(stop=(EDIT_STOP,), is_plain=True)
+    return ids, ReadOptions(stop=(edit_fence(edit)[1],), is_plain=True)
 
 
 async def _instruction(edit: EditRequest, max_new_tokens: int, services: Services, tenant: str) -> tuple[int, ...]:
     """With its worked examples if they fit into the context."""
     turns = edit_messages(edit)
-    prefill = services.tokenizer.encode(EDIT_PREFILL)
+    prefill = services.tokenizer.encode(edit_fence(edit)[0])
     whole = await services.prompts.render(PromptRequest(tuple(turns)), tenant)
     if len(whole.ids) + len(prefill) + max_new_tokens <= services.engine.info.context_len:
         return (*whole.ids, *prefill)
