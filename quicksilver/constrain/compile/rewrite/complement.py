@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.node import Condition, Contains, Node, json_type
-from quicksilver.constrain.compile.rewrite.numbers import EXACT
+from quicksilver.constrain.compile.rewrite.numbers import EXACT, without_integer_edges
 from quicksilver.constrain.compile.rewrite.patterns import other_than
 from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
 
@@ -91,7 +91,7 @@ def other_numbers(rewriter: Rewriter, values: list[float]) -> list[Json]:
         return lost(rewriter)
     gaps: list[dict[str, Any]] = [{"exclusiveMaximum": points[0]}, {"exclusiveMinimum": points[-1]}]
     gaps += [{"exclusiveMinimum": low, "exclusiveMaximum": high} for low, high in pairwise(points)]
-    return [{"type": "number", **gap} for gap in gaps]
+    return [{"type": "number", **without_integer_edges(gap)} for gap in gaps]
 
 
 def other_strings(rewriter: Rewriter, values: list[str]) -> list[Json]:
@@ -155,7 +155,7 @@ def too_many(kind: str, least_word: str) -> Callable[[Rewriter, int], list[Json]
 
 def beyond(word: str) -> Callable[[Rewriter, float], list[Json]]:
     def ways(rewriter: Rewriter, bound: float) -> list[Json]:
-        return lost(rewriter) if abs(bound) > EXACT else [{"type": "number", word: bound}]
+        return lost(rewriter) if abs(bound) > EXACT else [{"type": "number", **without_integer_edges({word: bound})}]
 
     return ways
 

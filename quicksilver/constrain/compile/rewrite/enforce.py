@@ -14,9 +14,10 @@ from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
 from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
 from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, exact_bounds, require_exact_values
-from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern
+from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern, other_than
 from quicksilver.constrain.compile.rewrite.prune import prune
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+from quicksilver.constrain.compile.rewrite.regular import is_empty
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def own_words(rewriter: Rewriter, node: Node, words: Mapping[str, Any]) -> Json:
     if "pattern" in words:
         out["pattern"] = value_pattern(words["pattern"], node.at)
     if "patternProperties" in words:
-        out["patternProperties"] = by_name(rewriter, node)
+        out |= by_name(rewriter, node, out.get("properties", {}))
     return exact_bounds(out, node.at) if out else True
 
 
@@ -67,12 +68,36 @@ def nested_map(rewriter: Rewriter, schemas: dict[str, Node]) -> dict[str, Json]:
     return {name: rewriter.enforce(sub) for name, sub in schemas.items()}
 
 
-def by_name(rewriter: Rewriter, node: Node) -> dict[str, Json]:
-    """`patternProperties` in the compiler's syntax."""
+def by_name(rewriter: Rewriter, node: Node, listed: dict[str, Json]) -> dict[str, Any]:
+    """`patternProperties` in the compiler's syntax, and `properties` for patterns that match known names only."""
     patterns = {name_pattern(pattern, node.at): sub for pattern, sub in node.words["patternProperties"].items()}
     if len(patterns) < len(node.words["patternProperties"]):
         raise Unenforceable("patternProperties", node.at, "two of its patterns are the same")
-    return nested_map(rewriter, patterns)
+    out: dict[str, Any] = {"properties": dict(listed), "patternProperties": {}}
+    for pattern, sub in patterns.items():
+        schema, names = rewriter.enforce(sub), only_names(rewriter, node, pattern)
+        if names is None:
+            out["patternProperties"][pattern] = schema
+        for name in names or ():
+            out["properties"][name] = all_of([out["properties"].get(name, True), schema])
+    return {word: schemas for word, schemas in out.items() if schemas}
+
+
+def only_names(rewriter: Rewriter, node: Node, pattern: str) -> list[str] | None:
+    """The names that match `pattern`, if all of them are known; else None. llguidance would admit a comma after the
+    last of them and then no other name."""
+    known = known_names(rewriter.surroundings(node))
+    others = other_than(known)
+    if others is None or not is_empty([{"pattern": pattern}, {"pattern": others}]):
+        return None
+    return [name for name in sorted(known) if not is_empty([{"pattern": pattern}, {"enum": [name]}])]
+
+
+def known_names(members: list[Node]) -> frozenset[str]:
+    """Names of properties that the schemas list or require."""
+    return frozenset(
+        name for member in members for word in ("properties", "required") for name in member.get(word) or ()
+    )
 
 
 def nested_list(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
@@ -139,8 +164,7 @@ class Spot(NamedTuple):
 def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot) -> Json:
     """Values outside `excluded` that are compatible with `members`. If none can be written, left to validation."""
     num_lost = rewriter.num_lost
-    names = {name for member in members for word in ("properties", "required") for name in member.get(word) or ()}
-    rest = prune(rewriter.document, rewriter.complement(excluded, frozenset(names)), members)
+    rest = prune(rewriter.document, rewriter.complement(excluded, known_names(members)), members)
     if rest is False and rewriter.num_lost > num_lost:
         return rewriter.leave_to_validation(*spot, "the remaining values cannot be written as a grammar", True)
     return rest
@@ -208,7 +232,9 @@ def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
         return rewriter.leave_to_validation(
             "propertyNames", node.at, "only a list, a pattern or a length is supported", True
         )
-    return {"patternProperties": {pattern: True}, "additionalProperties": False}
+    known = only_names(rewriter, node, pattern)
+    admitted = {"patternProperties": {pattern: True}} if known is None else {"properties": dict.fromkeys(known, True)}
+    return {**admitted, "additionalProperties": False}
 
 
 def single_pattern(words: dict[str, Any], at: str) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 from quicksilver.constrain.source import Policy
-from tests.constrain.walks import accepts, admits, schema_spec
+from tests.constrain.walks import ALPHABET, accepts, admits, automaton, schema_spec
 
 OBJECT = {"type": "object"}
 A = {"properties": {"a": {"type": "integer"}}}
@@ -213,3 +213,39 @@ def test_too_many_combined_cases_are_refused() -> None:
     branches = [{"$ref": "#/$defs/tangle", "required": [f"r{i}"]} for i in range(30)]
     with pytest.raises(Unenforceable, match="too many rules"):
         schema_spec({**OBJECT, "oneOf": branches, "$defs": {"tangle": tangle}})
+
+
+DRAFT_4, DRAFT_7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for n in (4, 7))
+
+
+def test_items_of_an_older_draft_apply_to_the_prefix_of_a_newer_one() -> None:
+    schema = {"type": "array", "prefixItems": [{"minimum": 1}], "items": {"type": "integer"}, "maxItems": 2}
+    assert admits({**DRAFT_7, **schema}, [1, 2], ["a", 2], [0, 2]) == [True, False, False]
+    assert admits({**DRAFT_7, **schema, "prefixItems": [{"type": "string"}]}, ["a", 2], []) == [False, True]
+
+
+def test_a_constant_of_a_newer_draft_does_not_narrow_what_is_excluded() -> None:
+    excluded = {"enum": [1, 2], "const": 1}
+    assert admits({**DRAFT_4, "type": "integer", "not": excluded}, 1, 2, 3) == [False, False, True]
+    assert admits({**DRAFT_4, **excluded}, 1, 2) == [True, False]
+
+
+NUMBER_BY_NAME = {"patternProperties": {"^(a|b)$": {"type": "integer"}}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**NUMBER_BY_NAME, "required": ["a", "b"]},
+        {**NUMBER_BY_NAME, "properties": {"a": {"minimum": 0}, "b": {}}},
+        {"allOf": [NUMBER_BY_NAME, {"properties": {"a": {}, "b": {}}}]},
+        {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "propertyNames": {"pattern": "^[ab]$"}},
+    ],
+)
+def test_nothing_follows_the_last_name_that_matches_a_pattern(schema: dict[str, Any]) -> None:
+    spec = schema_spec({**OBJECT, **schema})
+    assert accepts(spec, '{"a":1,"b":2}')
+    matcher = automaton(spec)
+    matcher.try_consume_tokens(ALPHABET.spell(b'{"a":1,"b":2') or [])
+    assert not matcher.consume_token(ALPHABET.byte_ids[ord(",")])
+    assert admits({**OBJECT, **schema}, {"a": 1, "b": "x"}, {"a": 1, "b": 2, "c": 3}) == [False, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quicksilver.constrain.compile.rewrite.numbers import EXACT, LARGEST, exact_bounds
@@ -46,3 +48,31 @@ def test_an_upper_bound_that_rounds_up_moves_down() -> None:
     bound = 2**60 + 129
     assert float(bound) > bound
     assert exact_bounds({"maximum": bound}, "")["maximum"] <= bound
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused", "admitted"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, 0, 0.25),
+        ({"exclusiveMinimum": 1, "exclusiveMaximum": 1.5}, 1, 1.25),
+        ({"minimum": -1.5, "exclusiveMaximum": -1}, -1, -1.25),
+        ({"allOf": [{"exclusiveMinimum": 0}, {"maximum": 0.5}]}, 0, 0.5),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.1, "multipleOf": 0.01}, 0, 0.05),
+        ({"maximum": 1.5, "not": {"maximum": 1}}, 1, 1.5),
+        ({"minimum": 0, "maximum": 0.5, "not": {"enum": [0, 0.5]}}, 0, 0.25),
+    ],
+)
+def test_an_exclusive_bound_at_an_integer_is_not_admitted(schema: Any, refused: float, admitted: float) -> None:
+    assert admits({"type": "number", **schema}, refused, admitted) == [False, True]
+
+
+def test_exclusive_bounds_keep_the_numbers_next_to_them() -> None:
+    assert admits({"type": "integer", "exclusiveMinimum": 0, "exclusiveMaximum": 2}, 0, 1, 2) == [False, True, False]
+    assert admits({"type": "number", "exclusiveMaximum": 0}, -1e-9, -1, 0) == [False, True, False]
+    assert admits({"type": "number", "exclusiveMinimum": 10**16}, 10**16, 10**16 + 2) == [False, True]
+
+
+def test_multiples_of_a_fraction_have_no_more_digits_than_a_double() -> None:
+    assert admits({"type": "number", "multipleOf": 1.5}, 71308899620093535, 1500000000001.5) == [False, True]
+    assert admits({"type": "number", "multipleOf": 0.01, "minimum": 0}, 0.07, 12345678901234.5) == [True, False]
+    assert admits({"type": "integer", "multipleOf": 3}, 3 * 10**17) == [True]
