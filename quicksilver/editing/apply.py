@@ -16,18 +16,26 @@ import msgspec
 
 from quicksilver.editing.edit_request import inside_tags
 from quicksilver.editing.line_diff import differences
-from quicksilver.editing.loss_check import has_new_marker, lost_lines
+from quicksilver.editing.loss_check import has_new_marker, lost_lines, removed_lines
 from quicksilver.editing.merge_parts import LineEdit, indent_of
-from quicksilver.editing.splice import Change, Segment, Source, balance, is_marker, plan_change, split_update
+from quicksilver.editing.splice import (
+    Change,
+    Segment,
+    Source,
+    balance,
+    is_marker,
+    is_whole_file,
+    plan_change,
+    split_update,
+)
 from quicksilver.editing.syntax_merge import merge_by_syntax
+from quicksilver.editing.update_text import BYTE_ORDER_MARK, FENCED, clean_update
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message
 
 _MARK = "<|!@#IS_APPLY!@#|>"
 # A merge by lines that removes more lines than this is not trusted.
 _MAX_LOST = 6
-_BYTE_ORDER_MARK = "\ufeff"
-_FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +71,12 @@ def parse_apply(prompt: str) -> ApplyRequest:
 def merge(original: str, update: str) -> list[MergedPart]:
     """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file.
 
-    A byte order mark of the file is kept, and a code fence around the update is not part of it.
+    A byte order mark of the file is kept.
     """
-    mark = _BYTE_ORDER_MARK if original.startswith(_BYTE_ORDER_MARK) else ""
-    text, update = original.removeprefix(mark), _without_fence(update.removeprefix(_BYTE_ORDER_MARK), original)
+    mark = BYTE_ORDER_MARK if original.startswith(BYTE_ORDER_MARK) else ""
+    text, update = original.removeprefix(mark), clean_update(original, update)
     parts = _merge(text, update) if text.strip() or not update.strip() else _new_file(update)
     return [Copy(mark), *parts] if mark else parts
-
-
-def _without_fence(update: str, original: str) -> str:
-    """A fence around an update of a file that has fences itself may be a part of that file."""
-    fenced = None if "```" in original else _FENCED.fullmatch(update)
-    return fenced[1] if fenced else update
 
 
 def _new_file(update: str) -> list[MergedPart]:
@@ -86,7 +88,7 @@ def _merge(original: str, update: str) -> list[MergedPart]:
     """A merge by syntax that would lose code is replaced by a merge by lines, and that by a rewriting of the whole
     file."""
     source = Source(original)
-    edits = merge_by_syntax(source.keys, [line.rstrip("\r") for line in update.rstrip("\r\n").split("\n")])
+    edits = merge_by_syntax(source.keys, update.rstrip("\n").split("\n"))
     if edits is not None:
         parts = list(_join(_edited(source, edits), original.endswith("\n")))
         if _keeps_code(original, update, _certain_text(parts)):
@@ -95,7 +97,7 @@ def _merge(original: str, update: str) -> list[MergedPart]:
     text = _certain_text(parts)
     is_settled = all(isinstance(part, Copy) for part in parts)
     is_unbalanced = is_settled and balance(original) != balance(text)
-    if is_unbalanced or _num_lost(original, text) > _MAX_LOST or not _keeps_code(original, update, text):
+    if is_unbalanced or _num_lost(original, update, text) > _MAX_LOST or not _keeps_code(original, update, text):
         return [Rewrite(original, update)]
     return parts
 
@@ -130,9 +132,13 @@ def _keeps_code(original: str, update: str, merged: str) -> bool:
     return not has_new_marker(original, merged) and not lost_lines(original, update, merged)
 
 
-def _num_lost(original: str, merged: str) -> int:
-    """How many more lines the merge removes than it adds, blank lines aside."""
-    old, new = (Counter(line.strip() for line in text.split("\n") if line.strip()) for text in (original, merged))
+def _num_lost(original: str, update: str, merged: str) -> int:
+    """How many more lines the merge removes than it adds, blank lines aside. An update that is the whole new file may
+    remove any number of definitions."""
+    lines, updated, result = (text.split("\n") for text in (original, update, merged))
+    removed = removed_lines(original, merged) if is_whole_file(lines, updated) else set[int]()
+    kept = [line for i, line in enumerate(lines) if i not in removed]
+    old, new = (Counter(line.strip() for line in text if line.strip()) for text in (kept, result))
     return (old - new).total() - (new - old).total()
 
 
@@ -150,7 +156,7 @@ def checked_reply(part: Rewrite, answer: str) -> str | None:
 
 def rewrite_reply(part: Rewrite, answer: str) -> str:
     """The answer without its fence, with the line breaks of the original, also those at its ends."""
-    if fenced := _FENCED.fullmatch(answer):
+    if fenced := FENCED.fullmatch(answer):
         answer = fenced[1]
     text = answer.strip("\r\n")
     if "\r\n" in part.original:

@@ -57,6 +57,15 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     return list(_moved_lines(_texts(kept, old), _texts(outlines[2].walk(), new), explained))
 
 
+def removed_lines(original: str, merged: str) -> set[int]:
+    """Lines of the definitions that the result does not have."""
+    outlines = _outlines(original, "", merged)
+    if outlines is None:
+        return set()
+    names = set(map(_name, outlines[2].walk()))
+    return {i for each in outlines[0].walk() if _name(each) not in names for i in range(each.start, each.end)}
+
+
 def has_new_marker(original: str, merged: str) -> bool:
     """Whether the result has a marker, such as `# ... existing code ...`, that the original does not have."""
     old, new = (Counter(line.strip() for line in text.split("\n") if is_marker(line)) for text in (original, merged))

@@ -57,6 +57,13 @@ def is_import(line: str) -> bool:
     return not line.strip() or _IMPORT.match(line) is not None
 
 
+def like_import(shown: Sequence[str], imports: Sequence[str]) -> str:
+    """An import of the file with the indentation for those of the snippet: one that both have, else the first."""
+    texts, indent = {line.strip() for line in shown}, indent_of(shown[0])
+    same = [line for line in imports if line.strip() in texts] or imports
+    return next((line for line in same if indent_of(line) == indent), same[0])
+
+
 def same_definitions(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
     return [old for old in olds if (old.kind, old.name) == (new.kind, new.name)]
 

@@ -12,18 +12,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quicksilver.editing.align import Placement, place
+from quicksilver.editing.align import Placement, is_distinctive, place
 
 _DOTS = r"(?:\.{3,}|…)"
-_COMMENT = r"(?://+|\#+|--+|;+|%+|/\*+|<!--|\{/\*|\(\*|REM\b)"
+COMMENT = r"(?://+|\#+|--+|;+|%+|/\*+|<!--|\{/\*|\(\*|REM\b)"
 _OMITTED = r"\b(?:existing|rest|remaining|remains|unchanged|same|other|previous|omitted)\b"
 _MARKER = re.compile(
-    rf"""\s*(?:{_COMMENT}\s*{_DOTS}(?:\W*|.*{_OMITTED}.*|.*{_DOTS}\W*)
-         |{_COMMENT}.*\b(?:existing|rest\ of|remaining|unchanged|omitted)\b.*{_DOTS}\W*
+    rf"""\s*(?:{COMMENT}\s*{_DOTS}(?:\W*|.*{_OMITTED}.*|.*{_DOTS}\W*)
+         |{COMMENT}.*\b(?:existing|rest\ of|remaining|unchanged|omitted)\b.*{_DOTS}\W*
          |{_DOTS}\s+.*{_OMITTED}.*)""",
     re.IGNORECASE | re.VERBOSE,
 )
 _LONGEST_MARKER = 200
+_IMPORT = re.compile(r"(import|from|use|using|#include|require)\b")
 _CLOSER = re.compile(r"\s*(?:[)\]};,]+\s*(?://.*|/\*.*)?|end\b[\s);]*)")
 _WORD = re.compile(r"\w+")
 # Share of common words from which a new line may replace an old one.
@@ -79,11 +80,20 @@ def is_closer(line: str) -> bool:
 
 
 def is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
-    """No marker, and most of the file and one of the two lines at each end are repeated: the update is the new file."""
-    lines = [line.strip() for line in original if line.strip()]
-    old, new = Counter(lines), Counter(line.strip() for line in update if line.strip())
-    has_ends = any(map(new.__contains__, lines[:2])) and any(map(new.__contains__, lines[-2:]))
+    """No marker, and most of the file with both of its ends is repeated: the update is the new file."""
+    lines, shown = ([line.strip() for line in text if line.strip()] for text in (original, update))
+    old, new = Counter(lines), Counter(shown)
+    has_ends = _shows_start(lines, shown) and _shows_start(lines[::-1], shown[::-1])
     return has_ends and not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
+
+
+def _shows_start(lines: Sequence[str], shown: Sequence[str]) -> bool:
+    """Whether the first line is repeated, or replaced by a line above the second one. An update that begins with the
+    second line is a snippet, unless that line is an import. Lines without words, such as a brace, begin or end any
+    function and do not count."""
+    first, *others = list(filter(is_distinctive, lines))[:2] or [""]
+    words = list(filter(is_distinctive, shown))
+    return first in words or any(second in words and (words[0] != second or _IMPORT.match(second)) for second in others)
 
 
 def split_update(update: str) -> list[Segment]:
@@ -134,7 +144,8 @@ def _plan_unplaced(source: Source, segment: Segment, low: int) -> Change:
 
 def _plan_placed(source: Source, segment: Segment, placement: Placement, low: int) -> Change:
     if _is_whole_file(source, segment, placement):
-        return Change(0, len(source.lines), tuple(_interleave(source, segment, placement)))
+        end = max(i for i, key in enumerate(source.keys) if key) + 1  # Blank lines at the end of the file stay.
+        return Change(0, end, tuple(_interleave(source, segment, _up_to(placement, end))))
     (i_first, j_first), (i_last, j_last) = placement.first, placement.last
     head, tail = segment.lines[:i_first], segment.lines[i_last + 1 :]
     above, below = source.keys[low:j_first][::-1], source.keys[j_last + 1 :]
@@ -160,6 +171,10 @@ def _is_whole_file(source: Source, segment: Segment, placement: Placement) -> bo
     """The update has no marker and repeats most of the file: it is the new file."""
     is_most = 2 * len(placement.pairs) > len(source.lines) and is_whole_file(source.keys, segment.lines)
     return is_most and not segment.is_open_above and not segment.is_open_below
+
+
+def _up_to(placement: Placement, end: int) -> Placement:
+    return Placement(tuple((i, j) for i, j in placement.pairs if j < end), placement.is_ambiguous)
 
 
 def _block_end(keys: Sequence[str], at: int, indent: int) -> int:

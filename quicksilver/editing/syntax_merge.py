@@ -28,6 +28,7 @@ from quicksilver.editing.merge_parts import (
     is_trusted,
     joined,
     last_before,
+    like_import,
     merged_annotations,
     same_definitions,
     same_last_name,
@@ -256,9 +257,8 @@ class _Merger:
     def _is_context(self, item: SnippetItem, old: Definition) -> bool:
         """Whether the snippet repeats the definition unchanged or elides a part of it."""
         lines = self._reindented(item.start, item.end, self.original[old.head])
-        return any(map(is_marker, lines)) or [x.rstrip() for x in lines] == [
-            x.rstrip() for x in self.original[old.start : old.end]
-        ]
+        same = [line.rstrip() for line in self.original[old.start : old.end]]
+        return any(map(is_marker, lines)) or [line.rstrip() for line in lines] == same
 
     def _inserted(
         self, items: Sequence[SnippetItem], at: int, matches: dict[int, Definition], cursor: _Cursor, old: LineScope
@@ -302,15 +302,14 @@ class _Merger:
         if self.outline.language.name == "json" and all(map(is_bracket, self.update[item.start : item.end])):
             return []
         if all(map(is_import, self.update[item.start : item.end])):
-            return self._imports(self.update[item.start : item.end], old, cursor, item)
+            return self._imports(old, cursor, item)
         if old.low == 0 and indent_of(self.update[item.start]):
             raise Unclear  # The run begins inside a definition that the snippet does not show.
         heads = [other.definition.head for other in items if other.definition is not None]
         if heads and len(indent_of(self.update[item.start])) > len(indent_of(self.update[heads[0]])):
             raise Unclear  # The run is indented deeper than the definitions of its scope.
-        lines = tuple(
-            self._reindented(item.start, item.end, self._sample_line(None, old, line=self.update[item.start]))
-        )
+        like = self._sample_line(None, old, line=self.update[item.start])
+        lines = tuple(self._reindented(item.start, item.end, like))
         is_open_below = at + 1 >= len(items) or items[at + 1].is_marker
         placed = self._placed(region, Segment(lines, cursor.has_marker, is_open_below))
         if placed is not None:
@@ -338,14 +337,16 @@ class _Merger:
         is_same = list(lines) == [line.rstrip() for line in region[change.start : change.end]]
         return LineEdit(change.start, change.end, () if is_same else lines)
 
-    def _imports(self, lines: Sequence[str], old: LineScope, cursor: _Cursor, item: SnippetItem) -> list[LineEdit]:
+    def _imports(self, old: LineScope, cursor: _Cursor, item: SnippetItem) -> list[LineEdit]:
         """Insert new imports after the import before them in the snippet, else after the last one."""
         first = old.definitions[0].start if old.definitions else old.high
         known = {self.original[i].rstrip(): i for i in range(old.low, first) if self.original[i].strip()}
         imports = [i for i in known.values() if is_import(self.original[i])]
-        anchors = [known[line.rstrip()] for line in lines if line.rstrip() in known]
         if not imports:
             raise Unclear
+        like = like_import(self.update[item.start : item.end], [self.original[i] for i in imports])
+        lines = self._reindented(item.start, item.end, like)
+        anchors = [known[line.rstrip()] for line in lines if line.rstrip() in known]
         at = (anchors[0] if lines[0].rstrip() not in known else anchors[0] + 1) if anchors else imports[-1] + 1
         edits: list[LineEdit] = []
         for line in lines:

@@ -259,6 +259,80 @@ def test_an_empty_file_becomes_the_update() -> None:
     assert merge("\n", "") == [Copy("\n")]
 
 
+_BIG = "def big():\n" + "".join(f"    total += work({i})\n" for i in range(12)) + "    return total\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        ("import tiny\n\n\n", ""),
+        ("", "\n\ntiny()\n"),
+        ("", "\n\ndef tiny():\n    return 1\n"),
+        ("# tiny\n", "\n\nif tiny:\n    return 1\n"),
+    ],
+)
+def test_a_function_that_is_most_of_its_file_is_not_the_whole_file(above: str, below: str) -> None:
+    changed = _BIG.replace("work(3)", "rest(3)")
+    assert merge(above + _BIG + below, changed) == [Copy(above + changed + below)]
+
+
+def test_a_brace_at_the_end_is_not_the_end_of_the_file() -> None:
+    big = "func big() int {\n" + "".join(f"\ttotal += work({i})\n" for i in range(12)) + "\treturn total\n}\n"
+    original = f"package a\n\n{big}\nfunc tiny() int {{\n\treturn 1\n}}\n"
+    assert merge(original, big.replace("work(3)", "rest(3)")) == [Copy(original.replace("work(3)", "rest(3)"))]
+
+
+def test_a_whole_new_file_may_leave_out_definitions() -> None:
+    parts = [_BIG.replace("big", name).replace("work", name) for name in ("one", "two", "three")]
+    assert merge("\n\n".join(parts), "\n\n".join(parts[::2])) == [Copy("\n\n".join(parts[::2]))]
+
+
+def test_blank_lines_at_the_end_of_a_whole_file_are_kept() -> None:
+    assert merge(f"{_BIG}\n\n", _BIG) == [Copy(f"{_BIG}\n\n")]
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "...",
+        "…",
+        "# rest unchanged",
+        "# (the rest of the file remains the same)",
+        "# rest of code is unchanged.",
+        "# [existing code]",
+        "# existing methods unchanged",
+        "/* rest of the code unchanged */",
+        "<!-- rest of file as before -->",
+    ],
+)
+def test_markers_without_dots_and_dots_alone_stand_for_code(marker: str) -> None:
+    update = f"{marker}\n\ndef second():\n    return 3\n\n{marker}"
+    original = f"{_MODULE}\n\n{_BIG}"
+    assert merge(original, update) == [Copy(original.replace("return 2", "return 3"))]
+
+
+@pytest.mark.parametrize("line", ["# rest of the day", "# the existing code path", "# unchanged", "# same as before"])
+def test_other_comments_are_no_markers(line: str) -> None:
+    update = f"# ...\n\ndef second():\n    {line}\n    return 3\n"
+    assert merge(_MODULE, update) == [Copy(_MODULE.replace("    return 2", f"    {line}\n    return 3"))]
+
+
+def test_a_line_of_the_file_is_no_marker() -> None:
+    original = _MODULE.replace("    return 2", "    # rest unchanged\n    return 2")
+    update = "# ...\n\ndef second():\n    # rest unchanged\n    return 3\n"
+    assert merge(original, update) == [Copy(original.replace("return 2", "return 3"))]
+
+
+def test_dots_in_a_block_of_python_are_code() -> None:
+    update = "# ...\n\ndef second():\n    ...\n"
+    assert merge(_MODULE, update) == [Copy(_MODULE.replace("return 2", "..."))]
+
+
+def test_imports_at_another_indentation_are_added_once() -> None:
+    update = "    import os\n    import sys\n\n    # ..."
+    assert merge(_MODULE, update) == [Copy(_MODULE.replace("import os\n", "import os\nimport sys\n"))]
+
+
 def test_hostile_sizes_do_not_hang() -> None:
     original = "}\n" * 20_000 + "same line here\n" * 8 + "x = 1\n" * 5_000
     update = "same line here\n" * 2_000 + "}\n" * 5_000

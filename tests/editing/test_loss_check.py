@@ -67,7 +67,11 @@ def test_an_update_without_markers_does_not_replace_the_file() -> None:
     """Only an update that repeats most of the file is the whole new file."""
     assert lost_lines(_FILE, "def third():\n    return 3", "Hello\n")
     assert "import os" in lost_lines(_FILE, "def second(path):\n    return 1", "def second(path):\n    return 1\n")
-    assert lost_lines(_FILE, _FILE.replace("import os\n", ""), _FILE.replace("import os\n", "")) == []
+    without_import = _FILE.replace("import os\n", "")
+    assert lost_lines(_FILE, without_import, without_import) == ["import os"]
+    for header in ("import sys\n", "# A file.\n"):
+        assert lost_lines(_FILE, header + without_import, header + without_import) == []
+    assert lost_lines(f"import re\n{_FILE}", _FILE, _FILE) == []
 
 
 _THREE = f"{_FILE}\n\ndef third(path):\n    return path\n"
