@@ -16,7 +16,7 @@ import msgspec
 
 from quicksilver.editing.edit_request import inside_tags
 from quicksilver.editing.line_diff import differences
-from quicksilver.editing.loss_check import has_new_marker, lost_lines, removed_lines
+from quicksilver.editing.loss_check import adds_errors, has_new_marker, lost_lines, removed_lines
 from quicksilver.editing.merge_parts import LineEdit, indent_of
 from quicksilver.editing.splice import (
     Change,
@@ -91,7 +91,8 @@ def _merge(original: str, update: str) -> list[MergedPart]:
     edits = merge_by_syntax(source.keys, update.rstrip("\n").split("\n"))
     if edits is not None:
         parts = list(_join(_edited(source, edits), original.endswith("\n")))
-        if _keeps_code(original, update, _certain_text(parts)):
+        text = _certain_text(parts)
+        if _keeps_code(original, update, text) and not adds_errors(original, update, text):
             return parts
     parts = _merge_by_lines(source, original, _indented(source, update))
     text = _certain_text(parts)

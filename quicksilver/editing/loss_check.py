@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, pairwise
 
 from quicksilver.editing.align import is_distinctive
@@ -55,6 +56,16 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
         return lost
     kept = [each for each in outlines[0].walk() if not each.children and _name(each) not in replaced]
     return list(_moved_lines(_texts(kept, old), _texts(outlines[2].walk(), new), explained))
+
+
+def adds_errors(original: str, update: str, merged: str) -> bool:
+    """Whether the result has more syntax errors than the original and the update together. Elided members of JSON are
+    errors of the update only."""
+    outlines = _outlines(original, update, merged)
+    if outlines is None:
+        return False
+    old, shown, new = outlines
+    return new.num_errors > old.num_errors + (0 if old.language.name == "json" else shown.num_errors)
 
 
 def removed_lines(original: str, merged: str) -> set[int]:
@@ -137,6 +148,7 @@ def _is_changed(removed: Sequence[str], added: Sequence[str]) -> bool:
     return True
 
 
+@lru_cache(maxsize=2)
 def _outlines(original: str, update: str, merged: str) -> tuple[Outline, Outline, Outline] | None:
     texts = (text.removesuffix("\n") for text in (original, update, merged))
     file, snippet, result = ([line.rstrip() for line in text.split("\n")] for text in texts)

@@ -43,6 +43,10 @@ class SnippetItem:
     definition: Definition | None = None
     is_marker: bool = False
 
+    @property
+    def is_lines(self) -> bool:
+        return self.definition is None and not self.is_marker
+
 
 @dataclass(frozen=True, slots=True)
 class LineScope:
@@ -95,6 +99,20 @@ def _split_annotations(lines: Sequence[str]) -> tuple[list[str], list[str]]:
         (decorators if is_decorator(lines[at]) else comments).extend(lines[at:end])
         at = end
     return comments, decorators
+
+
+def only_place(lines: Sequence[str], text: str, low: int, scope: LineScope) -> int | None:
+    """The only line from `low` on that equals `text` and is in no definition of the scope; None if there are others."""
+    inside = {i for definition in scope.definitions for i in range(definition.start, definition.end)}
+    found = [i for i in range(low, scope.high) if i not in inside and lines[i].rstrip() == text.rstrip()]
+    return found[0] if len(found) == 1 else None
+
+
+def content_end(lines: Sequence[str], low: int, high: int) -> int:
+    """The end of `[low, high)` without the blank lines there."""
+    while high > low and not lines[high - 1].strip():
+        high -= 1
+    return high
 
 
 def usual_gap(scope: LineScope) -> int:

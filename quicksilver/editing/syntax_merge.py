@@ -18,6 +18,7 @@ from quicksilver.editing.merge_parts import (
     LineScope,
     SnippetItem,
     Unclear,
+    content_end,
     has_missing_child,
     indent_of,
     inside_brackets,
@@ -30,6 +31,7 @@ from quicksilver.editing.merge_parts import (
     last_before,
     like_import,
     merged_annotations,
+    only_place,
     same_definitions,
     same_last_name,
     splits_blocks,
@@ -256,9 +258,8 @@ class _Merger:
 
     def _is_context(self, item: SnippetItem, old: Definition) -> bool:
         """Whether the snippet repeats the definition unchanged or elides a part of it."""
-        lines = self._reindented(item.start, item.end, self.original[old.head])
-        same = [line.rstrip() for line in self.original[old.start : old.end]]
-        return any(map(is_marker, lines)) or [line.rstrip() for line in lines] == same
+        lines = [line.rstrip() for line in self._reindented(item.start, item.end, self.original[old.head])]
+        return any(map(is_marker, lines)) or lines == [line.rstrip() for line in self.original[old.start : old.end]]
 
     def _inserted(
         self, items: Sequence[SnippetItem], at: int, matches: dict[int, Definition], cursor: _Cursor, old: LineScope
@@ -284,7 +285,11 @@ class _Merger:
         if is_first and old.definitions:
             start = old.definitions[0].start
             return LineEdit(start, start, (*lines, *("",) * usual_gap(old)))
-        end = self._content_end(cursor.end if not old.definitions else old.low, old.high)
+        below = items[at + 1] if at + 1 < len(items) and items[at + 1].is_lines else None
+        place = only_place(self.original, self.update[below.start], cursor.end, old) if below else None
+        if below is not None and place is not None:
+            return LineEdit(place, place, (*lines, *self._blank_lines(item.end, below.start)))
+        end = content_end(self.original, cursor.end if not old.definitions else old.low, old.high)
         gap = usual_gap(old)
         if old.high == len(self.original) and old.high - end >= gap > 0:
             end, gap = old.high, 0
@@ -386,15 +391,10 @@ class _Merger:
         """A line of the file with the indentation of the scope."""
         if near is not None:
             return self.original[near.head]
-        if old.definitions:
-            return self.original[old.definitions[-1].head]
+        if heads := [self.original[definition.head] for definition in old.definitions]:
+            return min(reversed(heads), key=lambda head: len(indent_of(head)))
         return next((text for text in self.original[old.low : old.high] if text.strip()), line)
 
     def _blank_lines(self, start: int, end: int) -> tuple[str, ...]:
         """The blank lines between two items of the snippet, with their space."""
         return tuple(line for line in self.update[start:end] if not line.strip())
-
-    def _content_end(self, low: int, high: int) -> int:
-        while high > low and not self.original[high - 1].strip():
-            high -= 1
-        return high

@@ -333,6 +333,12 @@ def test_imports_at_another_indentation_are_added_once() -> None:
     assert merge(_MODULE, update) == [Copy(_MODULE.replace("import os\n", "import os\nimport sys\n"))]
 
 
+def test_a_new_function_above_known_lines_does_not_repeat_them() -> None:
+    guard = 'if __name__ == "__main__":\n    first()\n'
+    new = "def third():\n    return 3\n\n\n"
+    assert merge(f"{_MODULE}\n\n{guard}", f"# ...\n\n{new}{guard}") == [Copy(f"{_MODULE}\n\n{new}{guard}")]
+
+
 def test_hostile_sizes_do_not_hang() -> None:
     original = "}\n" * 20_000 + "same line here\n" * 8 + "x = 1\n" * 5_000
     update = "same line here\n" * 2_000 + "}\n" * 5_000

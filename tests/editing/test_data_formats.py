@@ -124,6 +124,13 @@ def test_an_html_element_is_replaced_by_its_id() -> None:
     assert _merged(_HTML, update) == _HTML.replace("<p>one</p>", "<p>ONE</p>")
 
 
+def test_a_css_rule_after_a_media_block_is_not_indented() -> None:
+    rules = "".join(f".{name} {{\n  color: red;\n}}\n\n" for name in "xyz")
+    original = f"{rules}@media print {{\n  .x {{\n    color: blue;\n  }}\n}}\n"
+    rule = ".b {\n  top: 0;\n}\n"
+    assert merge(original, f"/* ... */\n\n{rule}") == [Copy(f"{original}\n{rule}")]
+
+
 def test_a_css_rule_is_replaced_and_added() -> None:
     assert _merged(_CSS, "/* ... */\n.b {\n  color: green;\n}\n") == _CSS.replace("blue", "green")
     assert _merged(_CSS, "/* ... */\n.c {\n  margin: 0;\n}\n") == _CSS + "\n.c {\n  margin: 0;\n}\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.editing.apply import Copy, Rewrite, checked_reply, merge
-from quicksilver.editing.loss_check import lost_lines
+from quicksilver.editing.loss_check import adds_errors, lost_lines
 
 _FILE = """import os
 
@@ -154,3 +154,11 @@ def test_a_merge_by_lines_does_not_drop_a_line_at_a_blank_edge() -> None:
     pieces = merge(original, "The first line.\nThe added line.\n\n# ... unchanged ...")
     text = "".join(piece.text if isinstance(piece, Copy) else piece.original for piece in pieces)
     assert "A second line that stays." in text
+
+
+def test_a_result_with_new_syntax_errors_is_noticed() -> None:
+    original = '{\n  "a": 1,\n  "b": 2\n}\n'
+    update = '{\n  // ...\n  "b": 3\n}'
+    assert adds_errors(original, update, original.replace('"b": 2', '"b": 2,,'))
+    assert not adds_errors(original, update, original.replace('"b": 2', '"b": 3'))
+    assert not adds_errors("no code\n", "...", "((\n")
