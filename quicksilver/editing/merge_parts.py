@@ -163,6 +163,16 @@ def has_missing_child(new: Definition, old: Definition) -> bool:
     return any(child.name not in names for child in old.children)
 
 
+def is_fragment(new: Definition, old: Definition, lines: Sequence[str], old_lines: Sequence[str]) -> bool:
+    """Whether a key, section or element may show only a part of the old one: a member is missing, most lines of a long
+    one are, or only its last lines are."""
+    shown, whole = (
+        [line.rstrip() for line in texts] for texts in (lines[new.head : new.end], old_lines[old.head : old.end])
+    )
+    is_short = 2 * len(shown) < len(whole) and _share_kept(shown, whole) < 0.5
+    return has_missing_child(new, old) or is_short or (len(shown) < len(whole) and whole[: len(shown)] == shown)
+
+
 def is_partial(new: Definition, old: Definition, lines: Sequence[str], old_lines: Sequence[str]) -> bool:
     """Whether a container without markers shows only some members: fewer than half of the old lines are repeated."""
     if old.kind == "function" or not has_missing_child(new, old):

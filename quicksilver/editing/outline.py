@@ -77,7 +77,10 @@ def _enclosed(lines: Sequence[str], language: Language, opening: str, closing: s
     definitions = whole.definitions
     if len(definitions) == 1 and definitions[0].name == ENCLOSING_NAME:
         definitions = tuple(definitions[0].children)
-    return Outline(language, definitions, whole.num_errors, whole.error_lines)
+    inside = tuple(each for each in definitions if each.start >= 0 and each.end <= len(lines))
+    # A definition that is not closed in the fragment takes the closing line of the enclosure.
+    num_errors = whole.num_errors + len(definitions) - len(inside)
+    return Outline(language, inside, num_errors, whole.error_lines)
 
 
 def best_outline(lines: Sequence[str], candidates: Sequence[Language]) -> Outline | None:
@@ -156,7 +159,7 @@ class _Reader:
         if not starts_line or last == first - 1:
             return None
         end = last + 1 if outer.end_point[1] else last
-        while node.type == "section" and end > first + 1 and self._is_blank_or_marker(end - 1):
+        while end > first + 1 and self._is_after(node, first, end - 1):
             end -= 1
         start = self._lead_start(first)
         head = node.start_point[0] if outer.type == "decorated_definition" else self._head(start, end)
@@ -192,9 +195,12 @@ class _Reader:
             return False
         return not text.strip() or (_COMMENT_OR_DECORATOR.match(text) is not None and not is_marker(text))
 
-    def _is_blank_or_marker(self, line: int) -> bool:
-        """A marker after the last paragraph of a section stands for the sections that follow."""
-        return not self.lines[line].strip() or is_marker(self.lines[line])
+    def _is_after(self, node: Any, first: int, line: int) -> bool:
+        """Whether the last line of a section or YAML key is not part of it: it is blank, or a marker that stands for
+        the sections or keys that follow."""
+        text = self.lines[line]
+        is_outside = node.type == "section" or _indent(text) <= _indent(self.lines[first])
+        return node.type in ("section", "block_mapping_pair") and (not text.strip() or (is_outside and is_marker(text)))
 
     def _head(self, start: int, end: int) -> int:
         """The first line after comments and annotations, which may have arguments over several lines."""
@@ -290,7 +296,7 @@ def _body_node(node: Any) -> Any:
 def _name_of(node: Any) -> str:
     """The identifier of a definition; methods of Go and blocks of Rust include their type."""
     if node.type == "section":
-        return str(node.named_children[0].text.decode().strip()) if "heading" in node.named_children[0].type else ""
+        return next((str(each.text.decode().strip()) for each in node.named_children[:1] if "heading" in each.type), "")
     if node.type.endswith("element"):
         return _element_name(node)
     if node.type in ("lexical_declaration", "variable_declaration", "type_declaration"):

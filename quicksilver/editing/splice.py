@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quicksilver.editing.align import Placement, is_distinctive, place
+from quicksilver.editing.line_diff import differences
 
 _DOTS = r"(?:\.{3,}|…)"
 COMMENT = r"(?://+|\#+|--+|;+|%+|/\*+|<!--|\{/\*|\(\*|REM\b)"
@@ -83,17 +84,22 @@ def is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
     """No marker, and most of the file with both of its ends is repeated: the update is the new file."""
     lines, shown = ([line.strip() for line in text if line.strip()] for text in (original, update))
     old, new = Counter(lines), Counter(shown)
-    has_ends = _shows_start(lines, shown) and _shows_start(lines[::-1], shown[::-1])
-    return has_ends and not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
+    if any(map(is_marker, update)) or 2 * (old & new).total() <= old.total():
+        return False
+    removed = {i for each in differences(lines, shown) for i in range(each.start, each.end)}
+    gone = old - new  # Of equal lines, the one at the end may be the one that is not shown.
+    kept = [(line, i not in removed and not gone[line]) for i, line in enumerate(lines) if is_distinctive(line)]
+    words = list(filter(is_distinctive, shown))
+    return _shows_start(kept[:2], words[:1]) and _shows_start(kept[:-3:-1], words[-1:])
 
 
-def _shows_start(lines: Sequence[str], shown: Sequence[str]) -> bool:
-    """Whether the first line is repeated, or replaced by a line above the second one. An update that begins with the
+def _shows_start(kept: Sequence[tuple[str, bool]], shown: Sequence[str]) -> bool:
+    """Whether the update repeats the first line, or has others above the second one. An update that begins with the
     second line is a snippet, unless that line is an import. Lines without words, such as a brace, begin or end any
     function and do not count."""
-    first, *others = list(filter(is_distinctive, lines))[:2] or [""]
-    words = list(filter(is_distinctive, shown))
-    return first in words or any(second in words and (words[0] != second or _IMPORT.match(second)) for second in others)
+    if not kept or kept[0][1]:
+        return True
+    return any(is_kept and (line not in shown or _IMPORT.match(line) is not None) for line, is_kept in kept[1:])
 
 
 def split_update(update: str) -> list[Segment]:

@@ -19,10 +19,10 @@ from quicksilver.editing.merge_parts import (
     SnippetItem,
     Unclear,
     content_end,
-    has_missing_child,
     indent_of,
     inside_brackets,
     is_bracket,
+    is_fragment,
     is_import,
     is_other_overload,
     is_partial,
@@ -169,9 +169,8 @@ class _Merger:
 
     def _may_be_new(self, item: SnippetItem, old: Definition) -> bool:
         """Whether a function without markers may be a new overload instead of a changed one."""
-        assert item.definition is not None
-        is_whole = self.outline.language.has_overloads and not self._has_marker(item)
-        return is_whole and is_other_overload(item.definition, old, self.update, self.original)
+        new = item.definition if self.outline.language.has_overloads and not self._has_marker(item) else None
+        return new is not None and is_other_overload(new, old, self.update, self.original)
 
     def _has_marker(self, item: SnippetItem) -> bool:
         return any(is_marker(line) for line in self.update[item.start : item.end])
@@ -200,15 +199,16 @@ class _Merger:
 
     def _replaced(self, item: SnippetItem, old: Definition) -> list[LineEdit]:
         """The edits that turn the definition of the file into the one of the snippet."""
-        new = item.definition
-        assert new is not None
-        new = self._with_body(new)
+        assert item.definition is not None
+        new = self._with_body(item.definition)
         lines = self._reindented(new.start, new.end, self.original[old.head], self.original[old.start : old.end])
         head = new.head - new.start
         annotations = merged_annotations(lines[:head], self.original[old.start : old.head])
         if not any(is_marker(line) for line in lines):
-            if self.outline.language.is_data and has_missing_child(new, old):
-                raise Unclear  # The shown keys or sections may be only some of the old ones.
+            if new.kind == "section" and new.end - new.head == 1:
+                return []  # The heading shows where the section above it ends.
+            if self.outline.language.is_data and is_fragment(new, old, self.update, self.original):
+                raise Unclear  # The shown keys, items or sections may be only some of the old ones.
             if not is_partial(new, old, self.update, self.original):
                 return [LineEdit(old.start, old.end, (*annotations, *lines[head:]))]
         if old.low >= old.high:

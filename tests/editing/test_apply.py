@@ -282,6 +282,12 @@ def test_a_brace_at_the_end_is_not_the_end_of_the_file() -> None:
     assert merge(original, big.replace("work(3)", "rest(3)")) == [Copy(original.replace("work(3)", "rest(3)"))]
 
 
+def test_the_last_lines_of_another_function_are_not_the_end_of_the_file() -> None:
+    tiny = "\n\ndef tiny():\n    total += work(11)\n    return total\n"
+    changed = _BIG.replace("work(3)", "rest(3)")
+    assert merge(_BIG + tiny, changed) == [Copy(changed + tiny)]
+
+
 def test_a_whole_new_file_may_leave_out_definitions() -> None:
     parts = [_BIG.replace("big", name).replace("work", name) for name in ("one", "two", "three")]
     assert merge("\n\n".join(parts), "\n\n".join(parts[::2])) == [Copy("\n\n".join(parts[::2]))]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quicksilver.editing.apply import Copy, merge
+from quicksilver.editing.apply import Copy, Rewrite, merge
 
 _JSON = """{
   "name": "app",
@@ -122,6 +122,29 @@ def test_a_markdown_section_with_subsections_is_not_replaced_by_its_first_paragr
 def test_an_html_element_is_replaced_by_its_id() -> None:
     update = '<!-- ... -->\n  <div id="top">\n    <p>ONE</p>\n  </div>\n<!-- ... -->'
     assert _merged(_HTML, update) == _HTML.replace("<p>one</p>", "<p>ONE</p>")
+
+
+def test_yaml_keys_that_a_marker_stands_for_are_kept() -> None:
+    original = "build:\n  - make all\n  - make test\n\nafter:\n  - pack\n\ncache:\n  - build\n"
+    update = "build:\n  - make all\n  - make check\n# ...\n\ncache:\n  - build\n"
+    assert merge(original, update) == [Copy(original.replace("make test", "make check"))]
+
+
+def test_items_of_a_yaml_key_that_is_cut_off_are_kept() -> None:
+    original = "name: a\njobs:\n" + "".join(f"  - step {i} of the job\n" for i in range(9))
+    assert merge(original, "jobs:\n  - step 0 of the job\n") == [Copy(original)]
+    changed = merge(original, "jobs:\n  - step 0 of the job\n  - new step\n")
+    assert any(isinstance(part, Rewrite) for part in changed)
+
+
+def test_a_markdown_heading_at_the_end_of_an_update_keeps_its_section() -> None:
+    original = "# A\n\n## One\n\nText of one.\n\n## Two\n\nText of two.\n\nMore.\n"
+    assert merge(original, "## One\n\nNew text.\n\n## Two\n") == [Copy(original.replace("Text of one", "New text"))]
+
+
+@pytest.mark.parametrize("update", ["\n", "\n\n<!-- ... -->", "<!-- ... -->\n\n"])
+def test_a_blank_update_of_markdown_changes_nothing(update: str) -> None:
+    assert merge("# A\n\nText.\n", update) == [Copy("# A\n\nText.\n")]
 
 
 def test_a_css_rule_after_a_media_block_is_not_indented() -> None:

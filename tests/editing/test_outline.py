@@ -59,3 +59,17 @@ def test_decorators_may_have_arguments_over_several_lines() -> None:
     lines = ["class A {", "    @Test(", "        timeout = 1", "    )", "    void f() {", "    }", "}"]
     (method,) = read_outline(lines, language("java")).definitions[0].children
     assert (method.start, method.head) == (1, 4)
+
+
+def test_a_definition_that_is_not_closed_does_not_end_below_the_fragment() -> None:
+    """Inside an enclosure it would take the closing line of that."""
+    java = next(language for language in LANGUAGES if language.name == "java")
+    lines = ["@Override", "public int f() {", "  return 1;"]
+    outline = read_outline(lines, java)
+    assert all(definition.end <= len(lines) for definition in outline.walk())
+    assert outline.num_errors
+
+
+def test_blank_markdown_has_no_sections() -> None:
+    markdown = next(language for language in LANGUAGES if language.name == "markdown")
+    assert read_outline(["", ""], markdown).definitions == ()
