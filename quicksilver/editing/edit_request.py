@@ -23,7 +23,7 @@ _DIFF_HEAD = re.compile(
     r"^(?://[^\n]*\n)?(?:Index: [^\n]*\n=+\s*\n|diff --git [^\n]*\n(?:index [^\n]*\n)?)?--- [^\n]*\n\+\+\+ ",
     re.MULTILINE,
 )
-_NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
+_NUMBERED = re.compile(r"[ \t]*(\d{1,9})(?: \| ?|\|)(.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,17 @@ def _without_line_numbers(request: EditRequest) -> EditRequest:
     numbers = [int(match[1]) for match in numbered if match]
     if len(numbers) < len(numbered) or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return request
-    nearest = (request.before.rstrip("\r\n").split("\n")[-1], request.after.lstrip("\r\n").split("\n")[0])
-    if not all(_NUMBERED.fullmatch(line) for line in nearest if line.strip()):
+    above, below = request.before.rstrip("\r\n").split("\n")[-1], request.after.lstrip("\r\n").split("\n")[0]
+    if not _has_number(above, numbers[0] - 1) or not _has_number(below, numbers[-1] + 1):
         return request  # Code such as `4 | flags`, or a row of a table.
     before, region, after = map(_strip_numbers, (request.before, request.region, request.after))
     return replace(request, before=before, region=region, after=after)
+
+
+def _has_number(line: str, number: int) -> bool:
+    """Whether the line has this number, or is empty at an end of the file."""
+    match = _NUMBERED.fullmatch(line)
+    return not line.strip() or (match is not None and int(match[1]) == number)
 
 
 def _strip_numbers(text: str) -> str:

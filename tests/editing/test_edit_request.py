@@ -167,12 +167,13 @@ def test_numbered_lines_lose_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("region", ["4 | flags", "1 | one\n2 | two"])
-def test_numbers_of_code_stay_if_the_lines_around_it_have_none(region: str) -> None:
-    request = parse_edit(wrap(f"x = (\n<|code_to_edit|>\n{region}\n<|/code_to_edit|>\n)\n"))
-    assert (request.before, request.region, request.after) == ("x = (\n", region, "\n)")
+@pytest.mark.parametrize(("above", "below"), [("x = (", ")"), ("8 | flags", "8 | flags")])
+def test_numbers_of_code_stay_if_the_lines_around_it_do_not_continue_them(region: str, above: str, below: str) -> None:
+    request = parse_edit(wrap(f"{above}\n<|code_to_edit|>\n{region}\n<|/code_to_edit|>\n{below}\n"))
+    assert (request.before, request.region, request.after) == (f"{above}\n", region, f"\n{below}")
 
 
-@pytest.mark.parametrize("region", ["1|a\n3|b", "1|a\nb", "x|1"])
+@pytest.mark.parametrize("region", ["1|a\n3|b", "1|a\nb", "x|1", f"{'9' * 5000}|a"])
 def test_lines_that_only_look_numbered_stay_as_they_are(region: str) -> None:
     assert parse_edit(f"<|code_to_edit|>\n{region}\n<|/code_to_edit|>").region == region
 

@@ -41,6 +41,14 @@ async def test_the_reply_is_the_rewritten_region_in_a_bare_fence(served: Served)
     assert (reply["object"], reply["model"], reply["warning"]) == ("chat.completion", "mercury-edit", None)
 
 
+async def test_a_region_with_fences_is_not_cut_at_the_first_one(served: Served) -> None:
+    region = "# Use\n\n```sh\nls\n```\n\nMore text."
+    prompt = PROMPT.replace(REGION.replace('"hello"', '"hello"<|cursor|>'), region)
+    served.engine.script = says(region.replace("ls", "pwd") + "\n````")
+    reply = (await served.post(EDIT, {**edit(), "messages": [{"role": "user", "content": prompt}]})).json()
+    assert reply["choices"][0]["message"]["content"] == f"```\n{region.replace('ls', 'pwd')}\n```"
+
+
 async def test_the_cursor_tag_is_never_echoed(served: Served) -> None:
     served.engine.script = says('function greet(name) {\n  return "hello"<|cursor|>;\n}\n```')
     reply = (await served.post(EDIT, edit())).json()
