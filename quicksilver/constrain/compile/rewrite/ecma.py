@@ -6,6 +6,7 @@ have to escape. A pattern that has no exact translation is refused.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,6 +18,7 @@ SPACES = r"\t\n\x{b}\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}
 NARROW_DOT = r"[^\n\r\x{2028}\x{2029}]"
 # Escapes with the same meaning in both languages, or that llguidance refuses.
 SAFE_LETTERS = frozenset("dDwWnrtfbBpPk123456789")
+QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")
 # Control characters with a short escape in JSON.
 JSON_CONTROLS = "\b\t\n\f\r"
 
@@ -81,6 +83,8 @@ class _Translation:
         """Skips the mark of a lazy quantifier: lazy and greedy ones match the same strings."""
         if self._pattern[self._i : self._i + 1] == "?":
             self._i += 1
+        if QUANTIFIER.match(self._pattern, self._i):
+            self._refuse("a quantifier follows another one")
 
     def _escape(self) -> None:
         letter = self._peek(1)

@@ -42,7 +42,24 @@ def test_the_same_strings_match(pattern: str, taken: str, refused: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"\<a", r"\A", r"\a", "[]", "[^]", "[+--]", "a\x01", r"\x01", r"[\x01]", "[a", "\\", r"\xzz"]
+    "pattern",
+    [
+        r"\<a",
+        r"\A",
+        r"\a",
+        "[]",
+        "[^]",
+        "[+--]",
+        "a\x01",
+        r"\x01",
+        r"[\x01]",
+        "[a",
+        "\\",
+        r"\xzz",
+        "a{2}{0}",
+        "a+*",
+        "a??+",
+    ],
 )
 def test_ambiguous_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(Unenforceable) as caught:
