@@ -34,6 +34,12 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message
 
 _MARK = "<|!@#IS_APPLY!@#|>"
+# Continue's message without tags, which it sends unless its user has set a template: the file, then the fenced update.
+_CONTINUE = re.compile(
+    r"(?P<original>.*)\n\nThe following code was suggested as an edit:\n```[^\n`]*\n(?P<update>.*)\n```\n"
+    r"Please apply it to the previous code\.[^\n]*\s*",
+    re.DOTALL,
+)
 # A merge by lines that removes more lines than this is not trusted.
 _MAX_LOST = 6
 
@@ -65,6 +71,9 @@ MergedPart = Copy | Rewrite
 def parse_apply(prompt: str) -> ApplyRequest:
     """Raises InvalidRequest if a section is missing: an editor would write any other answer into the file."""
     prompt = prompt.replace(_MARK, "")
+    untagged = _CONTINUE.fullmatch(prompt)
+    if untagged is not None and "<|original_code|>" not in prompt:
+        return ApplyRequest(untagged["original"], untagged["update"])
     return ApplyRequest(_section(prompt, "original_code"), _section(prompt, "update_snippet"))
 
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicksilver.editing.apply import Copy, MergedPart, Rewrite, merge, parse_apply, rewrite_messages, rewrite_reply
+from quicksilver.editing.apply import (
+    ApplyRequest,
+    Copy,
+    MergedPart,
+    Rewrite,
+    merge,
+    parse_apply,
+    rewrite_messages,
+    rewrite_reply,
+)
 from quicksilver.editing.splice import split_update
 from quicksilver.errors import InvalidRequest
 
@@ -357,6 +366,17 @@ def test_tagged_prompt_is_read() -> None:
     update = "<|update_snippet|>\n// ...\nc\n<|/update_snippet|>"
     request = parse_apply(f"{original}\n\n{update}\n<|!@#IS_APPLY!@#|>")
     assert (request.original, request.update) == ("a\nb", "// ...\nc")
+
+
+@pytest.mark.parametrize("ending", ["", " Leave existing comments in place unless changes require modifying them."])
+@pytest.mark.parametrize("language", ["", "python"])
+def test_the_message_of_continue_without_tags_is_read(ending: str, language: str) -> None:
+    file, update = "import os\n\n\ndef a():\n    return 1\n", "def a():\n    return 2"
+    introduction = "The following code was suggested as an edit:"
+    message = f"{file}\n\n{introduction}\n```{language}\n{update}\n```\nPlease apply it to the previous code.{ending}"
+    assert parse_apply(message) == ApplyRequest(file, update)
+    quoted = f"# {introduction}\n{message}"
+    assert parse_apply(quoted).original == f"# {introduction}\n{file}"
 
 
 def test_line_breaks_next_to_the_tags_are_not_part_of_the_sections() -> None:
