@@ -150,7 +150,6 @@ bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
 	$(BIN)/python benchmarks/cpu_decode.py
 
 bfcl: $(VENV)/.dev weights ## the function-calling leaderboard's AST categories; its data and checker come from PyPI
-	$(PIP) --no-deps --upgrade --target .build/bfcl bfcl-eval==2026.3.23
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bfcl
 
 clean: ## remove the virtual environment and caches

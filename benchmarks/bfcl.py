@@ -1,11 +1,11 @@
 """The Berkeley Function-Calling Leaderboard's AST categories through the whole server: calls must be valid, always.
 
-    make bfcl        (gets PyPI's bfcl-eval into .build/bfcl, data and checker, and runs this)
     python -m benchmarks.bfcl [--each 10] [--model nano] [--budget-s 500]
 
-Every tool of every entry is compiled; `--each` entries of a category, evenly spread, are answered by the model. Calls
-are judged twice: against the tool's schema with jsonschema-rs, which must always hold, and by the leaderboard's own
-checker, which is the model's accuracy. Goes on from its journal under .build/ when it was stopped.
+Data and checker are PyPI's bfcl-eval, which is installed into .build/bfcl if it is missing. Every tool of every entry is
+compiled; `--each` entries of a category, evenly spread, are answered by the model. Calls are judged twice: against the
+tool's schema with jsonschema-rs, which must always hold, and by the leaderboard's own checker, which is the model's
+accuracy. Goes on from its journal under .build/ when it was stopped.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 
 HOME = ROOT.parent / ".build" / "bfcl"
+PACKAGE, VERSION = "bfcl-eval", "2026.3.23"
 CATEGORIES = (
     "simple_python", "multiple", "parallel", "parallel_multiple",
     "live_simple", "live_multiple", "live_parallel", "live_parallel_multiple",
@@ -41,6 +42,13 @@ CATEGORIES = (
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "bool": "boolean", "any": None}
 WORDS = {"properties", "items", "enum", "required", "description", "type", "default", "minItems", "maxItems"}
 MAX_TOKENS = 160
+
+
+def install() -> None:
+    """From PyPI, unless this version is installed. Its dependencies, the packages of model providers, are left out."""
+    if not (HOME / f"bfcl_eval-{VERSION}.dist-info").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--upgrade", "--target", str(HOME)]
+        subprocess.run([*command, f"{PACKAGE}=={VERSION}"], check=True)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -207,6 +215,7 @@ def main() -> None:
     words.add_argument("--journal", type=Path, default=ROOT.parent / ".build" / "bfcl.jsonl")
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
+    install()
     categories = {name: read_category(name) for name in CATEGORIES}
     chosen = [entry for entries in categories.values() for entry in pick(entries, args.each)]
     done = {row["id"] for row in read_journal(args.journal)}
@@ -226,7 +235,7 @@ def write_result(args: argparse.Namespace, rows: Sequence[dict[str, Any]], compi
         "commit": commit,
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: version(name) for name in ("llguidance", "jsonschema-rs", "torch")},
-        "data": "bfcl-eval 2026.3.23",
+        "data": f"{PACKAGE} {VERSION}",
         "settings": {"model": args.model, "weights": args.weights, "each": args.each, "max_tokens": MAX_TOKENS},
         "compiled": compiled,
         **summarise(rows),

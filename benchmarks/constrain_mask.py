@@ -1,6 +1,6 @@
 """What a grammar costs a decode step, question by question, and how much of JSON is certain without a model.
 
-    python -m benchmarks.constrain_mask TOKENIZER.json[.xz] SCHEMAS.jsonl[.xz] [--schemas 150] [--out DIR]
+    python -m benchmarks.constrain_mask SCHEMAS.jsonl[.xz] [--tokenizer FILE.json[.xz]] [--schemas 150] [--out DIR]
 
 Valid instances are written as a model would write them that means just this text: certain tokens come from the grammar,
 each other token is the one that the tokenizer's own spelling has there and would cost a forward. Beside the forwards
@@ -31,6 +31,8 @@ from quicksilver.constrain.runtime.matcher import GrammarConstraint, Grammars
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.errors import InvalidGrammar
+from quicksilver.hub.resolve import resolve
+from quicksilver.text.tokenizer import Tokenizer
 
 EOS_ID = 0
 VOCAB_SIZE = 49_152
@@ -135,16 +137,22 @@ def report(costs: Costs) -> dict[str, Any]:
     }
 
 
+def read_tokenizer(path: Path | None) -> str:
+    if path is None:
+        nano = resolve("nano")
+        return Tokenizer.for_model(nano.weights, nano.skill).to_json()
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
+        return file.read()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tokenizer", type=Path)
     parser.add_argument("entries", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="default: that of nano")
     parser.add_argument("--schemas", type=int, default=150)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
-    opener = lzma.open if options.tokenizer.suffix == ".xz" else open
-    with opener(options.tokenizer, "rt") as file:
-        grammars = Grammars(file.read(), [EOS_ID], VOCAB_SIZE)
+    grammars = Grammars(read_tokenizer(options.tokenizer), [EOS_ID], VOCAB_SIZE)
     entries = list(read(options.entries))
     random.Random(0).shuffle(entries)
     found = {

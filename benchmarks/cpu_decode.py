@@ -1,11 +1,12 @@
 """Decoding on a CPU: every decoder and number format against the machine's ceilings and against llama.cpp, in one run.
 
-    python benchmarks/cpu_decode.py [--model nano] [--schemes int8] [--canvases 4,8,16] [--tokens 96]
+    python -m benchmarks.cpu_decode [--model nano] [--schemes int8] [--canvases 4,8,16] [--tokens 96] [--llama-cpp]
 
-Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts; it is
-taken from npm's node-llama-cpp where that is installed (`npm install --prefix .build/llama node-llama-cpp`) and left
-out, with a line that says so, where it is not. Also: seconds to the first token of a prompt of 200 tokens, and to a
-loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare ratios, not seconds.
+Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts. It is
+npm's node-llama-cpp in .build/llama: with --llama-cpp it is installed if it is missing (about 0.7 GB); without that
+option and without an installation it is left out, with a line that says so. Also: seconds to the first token of a
+prompt of 200 tokens, and to a loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare
+ratios, not seconds.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ PROMPTS = (
 SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "first_token_ms", "over_own_ar", "over_llama_cpp")
 LOAD = "import sys; from quicksilver.llm import LLM; LLM(sys.argv[1])"
 FIRST_TOKEN_PROMPT = 200
+LLAMA_CPP = ROOT.parent / ".build" / "llama"
 
 
 @dataclass(frozen=True)
@@ -153,19 +155,29 @@ def llama_cpp(model: str, num_tokens: int, threads: int) -> float | None:
     return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers) if answers else None
 
 
+def has_llama_cpp() -> bool:
+    return shutil.which("node") is not None and (LLAMA_CPP / "node_modules" / "node-llama-cpp").exists()
+
+
+def install_llama_cpp() -> None:
+    """From npm's registry, unless it is installed."""
+    if not has_llama_cpp():
+        LLAMA_CPP.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["npm", "install", "--prefix", str(LLAMA_CPP), "node-llama-cpp"], check=True)
+
+
 def run_llama_cpp(
     model: str, prompts: list[str], num_tokens: int, threads: int, streams: int = 1
 ) -> list[dict[str, float]] | None:
-    home = ROOT.parent / ".build" / "llama"
-    if shutil.which("node") is None or not (home / "node_modules" / "node-llama-cpp").exists():
+    if not has_llama_cpp():
         print("llama.cpp left out: npm install --prefix .build/llama node-llama-cpp")
         return None
-    shutil.copy(ROOT / "llama_cpp.mjs", home / "llama_cpp.mjs")
+    shutil.copy(ROOT / "llama_cpp.mjs", LLAMA_CPP / "llama_cpp.mjs")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(prompts, file)
         file.flush()
         command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), file.name]
-        done = subprocess.run([*command, str(streams)], cwd=home, capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, str(streams)], cwd=LLAMA_CPP, capture_output=True, text=True, check=True)
     answers: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return answers
 
@@ -196,8 +208,11 @@ def main() -> None:
     words.add_argument("--canvases", default="4,8,16")
     words.add_argument("--tokens", type=int, default=96)
     words.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    words.add_argument("--llama-cpp", action="store_true", help="install llama.cpp from npm if it is missing")
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
+    if args.llama_cpp:
+        install_llama_cpp()
     load = load_cost(args.model)
     before = llama_cpp(args.model, args.tokens, args.threads)
     results = list(speeds(args))

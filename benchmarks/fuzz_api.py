@@ -1,11 +1,13 @@
 """Fuzz the HTTP API with schemathesis: our own document with every check, or OpenAI's for the operations we serve.
 
-    python benchmarks/fuzz_api.py                      our document, about 20,000 cases
-    python benchmarks/fuzz_api.py --cases 50           a short run
-    python benchmarks/fuzz_api.py --openai SPEC.json   OpenAI's document: no 5xx, nothing slower than 10 s
+    python -m benchmarks.fuzz_api --cases 50                      our document, a short run
+    python -m benchmarks.fuzz_api --openai SPEC.json              OpenAI's document: no 5xx, nothing slower than 10 s
+    python -m benchmarks.fuzz_api --series --openai SPEC.json     the runs of the published result: our document, then
+                                                                  with nine seeds, then OpenAI's
 
-The engine is scripted, so what is tested is everything in front of it. Exits with 1 when anything is found; --save adds
-the run to `results/fuzz_api-DATE.json`. Other seeds are other fuzzed cases, so a long run can be made in pieces.
+The engine is scripted, so what is tested is everything in front of it. Exits with 1 when anything is found; --out adds
+the runs to `fuzz_api-DATE.json` in that folder. Other seeds are other fuzzed cases, so a long run can be made in
+pieces.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,24 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 SERVED = ("/chat/completions", "/completions", "/models", "/models/{model}", "/responses")
 MODELS = ["nano", "mercury-2", "mercury-coder"]
+ALL_PHASES = "examples,coverage,fuzzing,stateful"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of schemathesis; `cases` are the fuzzed ones per operation."""
+
+    document: str
+    seed: int
+    phases: str
+    cases: int
+
+
+SERIES = (
+    Run("own", 1, "examples,coverage", 1),
+    *(Run("own", seed, "fuzzing,stateful", 30) for seed in range(1, 10)),
+    Run("openai", 1, ALL_PHASES, 1600),
+)
 
 
 def main() -> int:
@@ -35,22 +56,34 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1600, help="fuzzed cases per operation")
     parser.add_argument("--openai", type=Path, help="OpenAI's OpenAPI document, .json or .json.xz")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--phases", default="examples,coverage,fuzzing,stateful")
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--phases", default=ALL_PHASES)
+    parser.add_argument("--series", action="store_true", help="the runs of the published result; needs --openai")
+    parser.add_argument("--out", type=Path, help="folder for the figures")
     options = parser.parse_args()
+    if options.series and options.openai is None:
+        parser.error("--series needs --openai")
+    single = Run("openai" if options.openai else "own", options.seed, options.phases, options.cases)
+    codes = [run(one, options.openai, options.out) for one in (SERIES if options.series else (single,))]
+    return max(codes)
+
+
+def run(one: Run, openai: Path | None, out: Path | None) -> int:
+    """Run against a server of its own. Returns 1 if something was found."""
     with tempfile.TemporaryDirectory() as folder:
         server = start_server(folder)
         try:
             url = server.stdout.readline().strip()
-            document = openai_document(options.openai) if options.openai else own_document(url)
+            document = own_document(url) if one.document == "own" else openai_document(openai)
             spec = Path(folder, "spec.json")
             spec.write_text(json.dumps(document))
-            base = f"{url}/v1" if options.openai else url
-            checks = "not_a_server_error" if options.openai else "all"
-            return run(spec, base, checks, options)
+            figures = fuzz(spec, url if one.document == "own" else f"{url}/v1", one)
         finally:
             server.stdin.close()
             server.wait(20)
+    if out is not None:
+        save(figures, out)
+    print(json.dumps(figures), flush=True)
+    return int(figures["exit"] != 0)
 
 
 def start_server(folder: str) -> subprocess.Popen[str]:
@@ -96,35 +129,32 @@ def is_served(path: str, method: str) -> bool:
     return method == ("get" if path.startswith("/models") else "post")
 
 
-def run(spec: Path, url: str, checks: str, options: argparse.Namespace) -> int:
+def fuzz(spec: Path, url: str, one: Run) -> dict[str, Any]:
+    checks = "all" if one.document == "own" else "not_a_server_error"
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", str(spec), "--url", url, "--checks", checks,
-        "--max-examples", str(options.cases), "--seed", str(options.seed), "--request-timeout", "10",
-        "--max-response-time", "10", "--phases", options.phases, "--continue-on-failure",
+        "--max-examples", str(one.cases), "--seed", str(one.seed), "--request-timeout", "10",
+        "--max-response-time", "10", "--phases", one.phases, "--continue-on-failure",
         # Some refusals cannot be said in JSON Schema: an edit without a region, an id beyond the vocabulary.
         "--exclude-checks", "positive_data_acceptance",
     ]  # fmt: skip
     started = time.monotonic()
     with subprocess.Popen(command, cwd=spec.parent, text=True, stdout=subprocess.PIPE) as process:
         lines = [print_line(line) for line in process.stdout]
-    figures = {
-        "document": "openai" if options.openai else "own",
+    return {
+        "document": one.document,
         "cases": next((int(m[1]) for line in lines if (m := re.search(r"(\d+) generated", line))), 0),
         "exit": process.returncode,
         "checks": checks,
-        "seed": options.seed,
-        "phases": options.phases,
+        "seed": one.seed,
+        "phases": one.phases,
         "seconds": round(time.monotonic() - started),
     }
-    if options.save:
-        save(figures)
-    print(json.dumps(figures))
-    return int(process.returncode != 0)
 
 
-def save(figures: dict[str, Any]) -> None:
+def save(figures: dict[str, Any], out: Path) -> None:
     """Append a run to the results of the day. Exit code 0 means no findings."""
-    path = ROOT / "benchmarks" / "results" / f"fuzz_api-{date.today()}.json"
+    path = out / f"fuzz_api-{date.today()}.json"
     machine = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     report = json.loads(path.read_text()) if path.exists() else {**machine, "cases": 0, "runs": []}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout

@@ -326,7 +326,7 @@ def served_speeds() -> str:
 
 def claims() -> str:
     """Every claim with its recorded value, the band and the source."""
-    header = ("claim", "what", "hardware", "band", "measured by `verify`", "result file")
+    header = ("claim", "what", "hardware", "band", "minutes", "needs", "result file")
     return table(header, [claim_line(claim) for claim in read_claims(ROOT / "docs/claims.toml")])
 
 
@@ -336,8 +336,8 @@ def claim_line(claim: Claim) -> tuple[str, ...]:
         value, file = newest_value(claim, ROOT, claim.result)
         text = claim.printed(text, value)
     band = f"{claim.band[0]:g} to {claim.band[1]:g}" if claim.band else "none"
-    is_run = claim.is_measured or not claim.value
-    return f"`{claim.id}`", text, claim.hardware, band, "yes" if is_run else "recorded", file
+    needs = ", ".join([*claim.needs, *([f"`{claim.data}`"] if claim.data else [])])
+    return f"`{claim.id}`", text, claim.hardware, band, f"{claim.minutes:g}" if claim.has_run else "", needs, file
 
 
 def speed_picture() -> str:

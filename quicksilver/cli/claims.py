@@ -14,11 +14,16 @@ from quicksilver.evals.report import machine_facts
 DEFAULT_CLAIMS = Path("docs/claims.toml")
 
 
-def verify_claims(claims: Path, data: Path | None, only: Sequence[str], is_measuring: bool, out: Path | None) -> None:
+def verify_claims(
+    claims: Path, data: Path | None, only: Sequence[str], is_measuring: bool, minutes: float, out: Path | None
+) -> None:
     """Exit with 1 if a claim does not hold."""
     wanted = _chosen(read_claims(claims), only, claims)
     needs_gpu = is_measuring and any(claim.is_measured and claim.hardware != "cpu" for claim in wanted)
-    verifier = Verifier(claims.resolve().parents[1], data, _gpu_name() if needs_gpu else "", is_measuring)
+    gpu = _gpu_name() if needs_gpu else ""
+    # Commands run in the checkout, so that the folder is named by its whole path.
+    data = None if data is None else data.resolve()
+    verifier = Verifier(claims.resolve().parents[1], data, gpu, is_measuring, minutes, _announce)
     outcomes = []
     for claim in wanted:
         outcomes.append(verifier.check(claim))
@@ -38,6 +43,10 @@ def _chosen(claims: list[Claim], only: Sequence[str], path: Path) -> list[Claim]
     if unknown:
         raise typer.BadParameter(f"{path} has no claim {', '.join(unknown)}")
     return [claim for claim in claims if not only or claim.id in only]
+
+
+def _announce(claim: Claim) -> None:
+    typer.echo(f"running {claim.id}, expected to take {claim.minutes:g} minutes on two cores", err=True)
 
 
 def line(outcome: Outcome) -> str:

@@ -20,6 +20,7 @@ from quicksilver.cli.claims import DEFAULT_CLAIMS, verify_claims
 from quicksilver.cli.console import errors, print_error
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.evals.claims import DEFAULT_MINUTES
 
 if TYPE_CHECKING:
     from quicksilver.evals.report import Report
@@ -55,10 +56,13 @@ def evaluate(
     claims: Annotated[Path, typer.Option(help="File with the claims, for verify.")] = DEFAULT_CLAIMS,
     claim: Annotated[list[str], typer.Option(help="Claim for verify; may be repeated. All if absent.")] = [],  # noqa: B006
     measure: Annotated[bool, typer.Option(help="Let verify run the commands of claims.")] = True,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Let verify run commands that are expected to take this long.")
+    ] = DEFAULT_MINUTES,
 ) -> None:
     """Measure quality and speed on held-out tasks."""
     if action is Action.VERIFY:
-        return verify_claims(claims, data, claim, measure, out)
+        return verify_claims(claims, data, claim, measure, minutes, out)
     if data is None:
         raise InvalidRequest("eval needs --data, the folder with the evaluation data", param="data")
     from quicksilver.evals.plot import draw

@@ -6,22 +6,32 @@ band in which a measured value must lie. Paths in the file are relative to the c
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quicksilver.errors import InvalidRequest
+from quicksilver.errors import InvalidRequest, ModelNotFound
+from quicksilver.hub.catalogue import load_catalogue
+from quicksilver.hub.resolve import resolve
 
-MAX_RUN_S = 1800
+# A command is stopped after this many times its expected time, and not before MIN_LIMIT_S.
+LIMIT_FACTOR = 5
+MIN_LIMIT_S = 1800.0
+# Commands that are expected to take longer are run on request only.
+DEFAULT_MINUTES = 2.0
 # Commands of other claims, which run one at a time, keep the load at or below 1.
 MAX_LOAD_PER_CORE = 1.5
 PLACEHOLDER = "{value}"
@@ -52,6 +62,10 @@ class Claim:
     command: str = ""
     data: str = ""
     is_measured: bool = False
+    # Expected time of the command on two cores.
+    minutes: float = 0.0
+    # What the command uses: models of the catalogue, Python packages, programs.
+    needs: Sequence[str] = ()
     # A ratio of times, which other work on the machine changes.
     needs_idle: bool = False
 
@@ -64,6 +78,18 @@ class Claim:
             raise InvalidRequest(f"claim {self.id}: a claim has a value, or a command that must succeed")
         if self.value and not self.is_measured and not self.result:
             raise InvalidRequest(f"claim {self.id}: a claim that is not measured here has a result file")
+        if self.has_run and self.minutes <= 0:
+            raise InvalidRequest(f"claim {self.id}: a claim whose command is run has the minutes that it takes")
+
+    @property
+    def has_run(self) -> bool:
+        """Whether `verify` runs the command."""
+        return self.is_measured or not self.value
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds after which the command is stopped."""
+        return max(MIN_LIMIT_S, 60 * LIMIT_FACTOR * self.minutes)
 
     def printed(self, text: str, value: float) -> str:
         """A text of the claim with the value as the page prints it."""
@@ -155,16 +181,38 @@ def current_load_per_core() -> float:
     return os.getloadavg()[0] / (os.cpu_count() or 1)
 
 
+def missing(need: str) -> str:
+    """What is to be done before a command can use the model, Python package or program; empty if it is there."""
+    if need in load_catalogue().models:
+        try:
+            resolve(need)
+        except ModelNotFound:
+            return f"needs `quicksilver pull {need}`"
+        return ""
+    return "" if shutil.which(need) or importlib.util.find_spec(need) else f"needs {need}"
+
+
+def fill(command: str, names: Mapping[str, str]) -> list[str]:
+    """The words of a command with its placeholders replaced."""
+    try:
+        return [word.format(**names) for word in shlex.split(command)]
+    except (KeyError, IndexError, ValueError) as error:
+        raise InvalidRequest(f"the command has a placeholder other than {', '.join(names)}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Checks claims of a checkout. `data` is a folder with evaluation data, which is not part of the project. `gpu` is
-    the name of the device, such as NVIDIA H200; a claim for a GPU is measured if its hardware is part of the name. A
-    command that several claims share runs once."""
+    the name of the device, such as NVIDIA H200; a claim for a GPU is measured if its hardware is part of the name.
+    Commands that are expected to take more than `minutes` are not run, and one that several claims share runs once;
+    `on_run` is called before it."""
 
     root: Path
     data: Path | None = None
     gpu: str = ""
     is_measuring: bool = True
+    minutes: float = DEFAULT_MINUTES
+    on_run: Callable[[Claim], None] = lambda claim: None
     load_per_core: Callable[[], float] = current_load_per_core
     # Command and data of a claim -> the reports that it wrote, or its failure.
     _runs: dict[tuple[str, str], NamedReports | InvalidRequest] = field(
@@ -215,17 +263,20 @@ class Verifier:
         return [] if re.search(pattern, " ".join(text.split())) else [f"{claim.page} does not contain: {printed}"]
 
     def _reason_to_skip(self, claim: Claim) -> str:
-        if not claim.is_measured:
+        if not claim.has_run:
             return ""
-        if not self.is_measuring:
+        if not self.is_measuring and claim.is_measured:
             return "not measured on request"
         if claim.hardware != "cpu" and claim.hardware not in self.gpu:
             return f"needs a GPU of type {claim.hardware}"
+        reasons = [reason for need in claim.needs if (reason := missing(need))]
         if claim.data and (self.data is None or not (self.data / claim.data).exists()):
-            return f"needs --data with {claim.data}"
-        if claim.needs_idle and (load := self.load_per_core()) > MAX_LOAD_PER_CORE:
-            return f"needs an idle machine; the load average is {load:.1f} per core"
-        return ""
+            reasons.append(f"needs --data with {claim.data}")
+        if claim.minutes > self.minutes:
+            reasons.append(f"takes {claim.minutes:g} minutes (--minutes {claim.minutes:g})")
+        if not reasons and claim.needs_idle and (load := self.load_per_core()) > MAX_LOAD_PER_CORE:
+            reasons.append(f"needs an idle machine; the load average is {load:.1f} per core")
+        return ", ".join(reasons)
 
     def _measure(self, claim: Claim) -> float:
         key = (claim.command, claim.data)
@@ -247,12 +298,25 @@ class Verifier:
     def _run(self, claim: Claim, out: Path) -> None:
         """Run the claim's command in the checkout. `{out}` is a folder for its report, `{data}` the claim's data."""
         data = self.data / claim.data if self.data is not None else ""
-        names = {"python": sys.executable, "out": str(out), "data": str(data)}
-        words = [word.format(**names) for word in shlex.split(claim.command)]
+        words = fill(claim.command, {"python": sys.executable, "out": str(out), "data": str(data)})
+        self.on_run(claim)
         try:
-            done = subprocess.run(words, cwd=self.root, capture_output=True, text=True, timeout=MAX_RUN_S, check=False)
+            code, printed = run_command(words, self.root, claim.limit_s)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InvalidRequest(f"the command failed: {error}") from error
-        if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise InvalidRequest(f"the command exited with {done.returncode}: {' '.join(last)}")
+        if code:
+            raise InvalidRequest(f"the command exited with {code}: {' '.join(printed.splitlines()[-1:])}")
+
+
+def run_command(words: Sequence[str], folder: Path, limit_s: float) -> tuple[int, str]:
+    """The exit code of a command, and what it printed: its errors, or its output if there are none. If the command is
+    stopped, so are the processes that it started."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, cwd=folder, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
+        try:
+            output, errors = process.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return process.returncode, (errors or output).strip()

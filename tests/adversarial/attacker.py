@@ -36,6 +36,7 @@ from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import AdminService, open_admin
+from quicksilver.evals.report import machine_facts
 from tests.adversarial.attack_bodies import CHAT
 from tests.adversarial.attacks import ATTACKS, HANG_S, Exchange, Target
 from tests.adversarial.engine_work import EngineWork
@@ -259,18 +260,20 @@ def report(observed: Observed, plan: Plan, faults: list[str]) -> dict[str, Any]:
     # A well-behaved tenant may be refused while a process is replaced, and is never left without an answer.
     unanswered = [f"neighbour: {reason}" for reason in observed.chat_failures if not reason.startswith(DECLARED)]
     hangs = observed.hangs + unanswered
+    quiet, chat = quantiles(observed.quiet_chat_s), quantiles(observed.chat_s)
     return {
         "seed": plan.seed,
         "seconds": plan.seconds,
         "hang_s": plan.hang_s,
         "attacker_nice": plan.attacker_nice,
+        "neighbour_p99_over_quiet": round(chat["p99"] / quiet["p99"], 2) if quiet["p99"] else None,
         "exchanges": sum(counts.total() for counts in observed.statuses.values()),
         "statuses": {name: dict(counts.most_common()) for name, counts in sorted(observed.statuses.items())},
         "undeclared_5xx": len(observed.undeclared),
         "undeclared_examples": observed.undeclared[:MAX_EXAMPLES],
         "hangs": hangs[:MAX_EXAMPLES],
-        "neighbour_quiet_ms": quantiles(observed.quiet_chat_s),
-        "neighbour_ms": quantiles(observed.chat_s),
+        "neighbour_quiet_ms": quiet,
+        "neighbour_ms": chat,
         "neighbour_failures": dict(observed.chat_failures),
         "health_ms": quantiles(observed.health_s),
         "not_ready_samples": dict(observed.not_ready),
@@ -330,7 +333,7 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as home:
         result = attack_server(Path(home), plan)
-    text = json.dumps(result, indent=2)
+    text = json.dumps({"runs": [{**machine_facts(), "minutes": options.minutes, **result}]}, indent=1)
     if options.report:
         options.report.write_text(text + "\n")
     else:

@@ -22,4 +22,5 @@ def test_mixed_attacks_do_not_affect_a_neighbour(tmp_path: Path) -> None:
     assert report["hangs"] == []
     assert report["ledger_faults"] == []
     assert report["exchanges"] > 100
+    assert report["neighbour_p99_over_quiet"] > 0
     assert not report["neighbour_failures"], "a well-behaved tenant is served"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from tests.support.command import quicksilver
@@ -20,6 +21,16 @@ value = ["share"]
 scale = 100
 format = ".1f"
 band = [90, 100]
+"""
+
+
+# It writes the number of a file in the data folder, found from another working directory.
+COPY = "import sys; n = open(sys.argv[1]).read(); open(sys.argv[2] + '/r.json', 'w').write(n)"
+MEASURED = f"""
+data = "number.json"
+is_measured = true
+minutes = 3
+command = \"\"\"{{python}} -c "{COPY}" {{data}} {{out}}\"\"\"
 """
 
 
@@ -46,6 +57,19 @@ def test_verify_passes_and_fails_by_the_page(tmp_path: Path) -> None:
     assert edited.returncode == 1
     assert "FAIL share" in edited.stdout
     assert "README.md does not contain: 95.3 % are right" in edited.stdout
+
+
+def test_verify_measures_claims_that_take_at_most_the_given_minutes(tmp_path: Path) -> None:
+    claims = checkout(tmp_path / "a", "95.3 % are right")
+    claims.write_text(CLAIMS + MEASURED)
+    (tmp_path / "number.json").write_text('{"share": 0.97}')
+    command = ("eval", "verify", "--claims", str(claims), "--data", os.path.relpath(tmp_path))
+    quick, longer = quicksilver(*command), quicksilver(*command, "--minutes", "3")
+    assert "band 90 to 100, not measured: takes 3 minutes (--minutes 3)" in quick.stdout
+    assert "0 were measured here" in quick.stdout
+    assert "running" not in quick.stderr
+    assert "recorded 95.3, measured 97, band 90 to 100" in longer.stdout, longer.stderr
+    assert "running share, expected to take 3 minutes on two cores" in longer.stderr
 
 
 def test_wrong_options_are_one_sentence(tmp_path: Path) -> None:

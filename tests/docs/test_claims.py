@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from quicksilver.evals.claims import read_claims
+from quicksilver.evals.claims import Claim, read_claims
 from tests.docs.pages import ROOT
 from tests.docs.test_pages import parse
 
@@ -25,6 +25,23 @@ NOT_PARSED = ("benchmarks.gpu_forward", "tools/figures.py")
 PROGRAMS = [
     command for command in COMMANDS if command.startswith("python ") and not any(name in command for name in NOT_PARSED)
 ]
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.hardware == "cpu"], ids=lambda claim: claim.id)
+def test_a_figure_of_a_cpu_is_measured_by_verify(claim: Claim) -> None:
+    """Without a word in capitals that the reader would have to replace."""
+    assert claim.has_run
+    assert not [word for word in shlex.split(claim.command) if word.isupper()]
+    assert not claim.value or "{out}" in claim.command
+    assert bool(claim.data) == ("{data}" in claim.command)
+
+
+def test_claims_that_share_a_command_take_equally_long() -> None:
+    minutes: dict[str, set[float]] = {}
+    for claim in CLAIMS:
+        if claim.has_run:
+            minutes.setdefault(claim.command, set()).add(claim.minutes)
+    assert [command for command, found in minutes.items() if len(found) > 1] == []
 
 
 class ParsedError(Exception):

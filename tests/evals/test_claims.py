@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.claims import Claim, Verifier, has_fields, look_up, read_claims
+from quicksilver.evals.claims import Claim, Verifier, fill, has_fields, look_up, read_claims, run_command
+from quicksilver.hub.catalogue import load_catalogue
+from quicksilver.hub.resolve import base_path
 
 ROOT = Path(__file__).parents[2]
 SPEED = Claim(
@@ -35,7 +39,11 @@ def report(speed: float, date: str, model: str = "nano") -> str:
 
 def measured(speed: float) -> Claim:
     text = report(speed, "2026-02-01").replace("{", "{{").replace("}", "}}")
-    return replace(SPEED, is_measured=True, command=WRITE.format(text))
+    return running(WRITE.format(text))
+
+
+def running(command: str, **fields: Any) -> Claim:
+    return replace(SPEED, is_measured=True, **{"minutes": 1, "command": command, **fields})
 
 
 @pytest.fixture
@@ -90,7 +98,7 @@ def test_a_command_of_several_claims_runs_once(checkout: Path) -> None:
 
 def test_a_failed_command_of_several_claims_runs_once_and_fails_all_of_them(checkout: Path) -> None:
     command = "{python} -c \"open('runs', 'a').write('x'); raise SystemExit('no disk')\""
-    claim = replace(SPEED, is_measured=True, command=command)
+    claim = running(command)
     verifier = Verifier(checkout)
     for each in (claim, replace(claim, id="again")):
         assert verifier.check(each).problems == ("the command exited with 1: no disk",)
@@ -116,14 +124,75 @@ def test_a_ratio_of_times_is_measured_on_an_idle_machine_only(checkout: Path, lo
 
 
 def test_a_command_that_fails_or_writes_nothing_is_a_problem(checkout: Path) -> None:
-    failing = replace(SPEED, is_measured=True, command="{python} -c 'raise SystemExit(\"no disk\")'")
+    failing = running("{python} -c 'raise SystemExit(\"no disk\")'")
     assert Verifier(checkout).check(failing).problems == ("the command exited with 1: no disk",)
-    silent = replace(SPEED, is_measured=True, command="{python} -c pass")
+    silent = running("{python} -c pass")
     assert "no report" in Verifier(checkout).check(silent).problems[0]
 
 
+@pytest.mark.parametrize(("need", "reason"), [("sh", ""), ("json", ""), ("no-such-program", "needs no-such-program")])
+def test_a_claim_is_measured_if_its_programs_and_packages_are_installed(checkout: Path, need: str, reason: str) -> None:
+    outcome = Verifier(checkout).check(replace(measured(1500), needs=[need]))
+    assert (outcome.skipped, outcome.measured is None) == (reason, bool(reason))
+    assert (outcome.problems, outcome.recorded) == ((), 1234.2)
+
+
+def test_a_claim_is_measured_if_its_model_is_on_the_machine(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUICKSILVER_HOME", str(tmp_path))
+    claim = replace(measured(1500), needs=["coder-1.5b"])
+    assert Verifier(checkout).check(claim).skipped == "needs `quicksilver pull coder-1.5b`"
+    path = base_path(load_catalogue().bases[load_catalogue().model("coder-1.5b").base], tmp_path)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert Verifier(checkout).check(claim).measured == 1500
+
+
+@pytest.mark.parametrize(("minutes", "reason"), [(29, "takes 30 minutes (--minutes 30)"), (30, "")])
+def test_a_claim_that_takes_long_is_measured_on_request(checkout: Path, minutes: float, reason: str) -> None:
+    claim = replace(measured(1500), minutes=30)
+    assert Verifier(checkout).check(claim).skipped == "takes 30 minutes (--minutes 30)"
+    assert Verifier(checkout, minutes=minutes).check(claim).skipped == reason
+
+
+def test_all_reasons_against_a_measurement_are_named(checkout: Path) -> None:
+    claim = replace(measured(1500), minutes=30, needs=["no-such-program"], data="items.jsonl")
+    reasons = "needs no-such-program, needs --data with items.jsonl, takes 30 minutes (--minutes 30)"
+    assert Verifier(checkout).check(claim).skipped == reasons
+
+
+@pytest.mark.parametrize(("minutes", "limit_s"), [(0.1, 1800), (6, 1800), (30, 9000)])
+def test_the_time_limit_follows_from_the_expected_time(minutes: float, limit_s: float) -> None:
+    assert replace(measured(1500), minutes=minutes).limit_s == limit_s
+
+
+def test_a_stopped_command_leaves_no_process(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_command(["sh", "-c", "sleep 60 & echo $! > pid; wait"], tmp_path, limit_s=2)
+    status = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    # A zombie waits for the process that adopted it.
+    assert not status.exists() or status.read_text().split(")")[1].split()[0] == "Z"
+
+
+def test_a_command_is_announced_when_it_starts(checkout: Path) -> None:
+    announced: list[str] = []
+    verifier = Verifier(checkout, on_run=lambda claim: announced.append(claim.id))
+    for claim in (measured(1500), replace(measured(1500), id="again"), replace(measured(1500), id="long", minutes=3)):
+        verifier.check(claim)
+    assert announced == ["speed"]
+
+
+def test_placeholders_of_a_command_are_filled() -> None:
+    names = {"python": "/usr/bin/python3", "out": "/tmp/a folder", "data": "d.json"}
+    words = fill("{python} -m program {data} --out {out}/r.json '{{}}'", names)
+    assert words == ["/usr/bin/python3", "-m", "program", "d.json", "--out", "/tmp/a folder/r.json", "{}"]
+    with pytest.raises(InvalidRequest, match="placeholder other than python, out, data: 'folder'"):
+        fill("{python} {folder}", names)
+
+
 def test_a_claim_without_a_value_holds_if_its_command_succeeds(checkout: Path) -> None:
-    check = Claim("tables", "Tables are current.", "cpu", "a script", command="{python} -c pass")
+    check = Claim("tables", "Tables are current.", "cpu", "a script", command="{python} -c pass", minutes=1)
     assert Verifier(checkout).check(check).problems == ()
     assert Verifier(checkout).check(replace(check, command="{python} -c 1/0")).problems
 
@@ -141,7 +210,7 @@ def test_paths_lead_through_objects_lists_and_shares() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"quote": ""}, {"quote": "no figure"}, {"band": [1]}, {"value": ()}, {"result": ""}],
+    [{"quote": ""}, {"quote": "no figure"}, {"band": [1]}, {"value": ()}, {"result": ""}, {"is_measured": True}],
     ids=lambda change: next(iter(change)),
 )
 def test_an_incomplete_claim_is_refused(change: dict[str, object]) -> None:
