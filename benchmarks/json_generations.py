@@ -223,7 +223,7 @@ def open_engine(model: str, weights: str, threads: int) -> tuple[AsyncEngine, To
     load = LoadConfig(device="cpu", weights=weights, threads=threads)
     network = random_network() if model == RANDOM else load_transformer(checkpoint, load)
     torch.set_num_threads(threads)
-    engine = build_engine(network, model, EngineConfig(kv_bytes=1 << 28))
+    engine = build_engine(network, model, EngineConfig(kv_bytes=1 << 29))
     engine.constraints = Grammars(tokenizer.to_json(), tokenizer.eos_ids, engine.info.vocab_size).constraint
     return AsyncEngine(engine), tokenizer
 

@@ -31,3 +31,10 @@ async def test_every_finished_generation_is_valid(tmp_path: Path) -> None:
     assert found["at_the_limit_valid"] >= 0.9 * found["at_the_limit"]
     assert set(found["by"]["decoder"]) == set(DECODERS)
     assert set(found["by"]["stream"]) == {"True", "False"}
+
+
+async def test_the_cache_of_the_benchmark_holds_a_context_of_nano() -> None:
+    nano()
+    engine, _ = open_engine("nano", "int8", threads=1)
+    assert engine.info.num_pages * engine.info.page_size >= engine.info.context_len
+    await engine.close()
