@@ -3,27 +3,25 @@
     python -m benchmarks.apply_edits [FOLDER] [--seeds 2] [--source OWNER/NAME@COMMIT ...] [--out benchmarks/results]
 
 FOLDER has one folder of source files per language, named as in `editing/languages.py`. Without it, the files are a
-sample of the source files of installed Python packages: Python, C++ headers and others. Up to eight cases are built
-from each file and seed (`apply_cases.py`). A case counts as exact if the merge needs no model and equals the expected
-file. Lost lines are counted in all cases; a span that is left to the model counts as unchanged. A line that is no longer in
-its place counts as lost, even if the file has another copy of it.
+sample of 15 public repositories (`apply_sources.py`). Up to eight cases are built from each file and seed
+(`apply_cases.py`). A case counts as exact if the merge needs no model and equals the expected file. Lost lines are
+counted in all cases; a span that is left to the model counts as unchanged. A line that is no longer in its place counts
+as lost, even if the file has another copy of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import statistics
-import sysconfig
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.apply_cases import Case, cases
+from benchmarks.apply_sources import REPOSITORIES, Source, files_in, sample
 from quicksilver.editing.apply import Copy, merge
 from quicksilver.editing.line_diff import differences
 from quicksilver.editing.outline import outline_of
@@ -31,12 +29,6 @@ from quicksilver.evals.report import machine_facts
 
 # Files of about 1,000 lines, for which the time of a merge is reported by itself.
 LONG_FILES = range(900, 1101)
-# Of installed packages: files per language, and their lines. Longer lines are those of minified files.
-NUM_INSTALLED, INSTALLED_LINES, MAX_LINE = 60, range(40, 1501), 300
-LANGUAGE_OF = {
-    ".py": "python", ".js": "javascript", ".ts": "typescript", ".tsx": "tsx", ".c": "c", ".h": "cpp", ".hpp": "cpp",
-    ".cpp": "cpp", ".rs": "rust", ".go": "go", ".java": "java",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,37 +61,6 @@ def num_lost(case: Case, result: str) -> int:
 def _removed(old: Sequence[str], new: Sequence[str]) -> set[int]:
     """The numbers of the old lines that are not in the new ones, in order."""
     return {i for each in differences(old, new) for i in range(each.start, each.end)}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    text: str
-    language: str
-
-
-def files_in(folder: Path) -> list[Source]:
-    return [Source(path.read_text(), path.parent.name) for path in sorted(folder.glob("*/*")) if path.is_file()]
-
-
-def installed_files(folder: Path) -> Iterator[Source]:
-    """A sample of source files, which depends on their paths in the folder only."""
-    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.suffix in LANGUAGE_OF]
-    found: Counter[str] = Counter()
-    for path in sorted(paths, key=lambda path: hashlib.sha256(path.as_posix().encode()).digest()):
-        language = LANGUAGE_OF[path.suffix]
-        if found[language] < NUM_INSTALLED and (text := read_source(folder / path)):
-            found[language] += 1
-            yield Source(text, language)
-
-
-def read_source(path: Path) -> str:
-    """The text of a file; empty if it is very short, long or not written by hand."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    lines = text.split("\n")
-    return text if len(lines) in INSTALLED_LINES and max(map(len, lines)) <= MAX_LINE else ""
 
 
 def run_files(files: Sequence[Source], seeds: int) -> Iterator[Outcome]:
@@ -139,15 +100,15 @@ def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, nargs="?", help="default: files of installed Python packages")
+    parser.add_argument("folder", type=Path, nargs="?", help="default: files of public repositories")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--source", action="append", default=[], help="where the files are from, for the report")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    files = files_in(args.folder) if args.folder else list(installed_files(Path(sysconfig.get_path("purelib"))))
+    files = files_in(args.folder) if args.folder else sample()
     outcomes = list(run_files(files, args.seeds))
     rows, measured = table(outcomes), times(outcomes)
-    sources = args.source if args.folder else ["installed Python packages"]
+    sources = args.source if args.folder else list(REPOSITORIES)
     settings = {"seeds": args.seeds, "files": len(files), "sources": sources, "cores": os.cpu_count()}
     report = {**machine_facts(), "settings": settings, "rows": rows, "time": measured}
     for key, row in rows.items():

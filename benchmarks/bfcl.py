@@ -2,9 +2,9 @@
 
     python -m benchmarks.bfcl [--each 10] [--model nano] [--budget-s 500]
 
-Data and checker are PyPI's bfcl-eval, which is installed into .build/bfcl if it is missing. Every tool of every entry is
-compiled; `--each` entries of a category, evenly spread, are answered by the model. Calls are judged twice: against the
-tool's schema with jsonschema-rs, which must always hold, and by the leaderboard's own checker, which is the model's
+Data and checker are PyPI's bfcl-eval, which is installed into .build/bfcl if it is missing. Every tool of every entry
+is compiled; `--each` entries of a category, evenly spread, are answered by the model. Calls are judged twice: against
+the tool's schema with jsonschema-rs, which must always hold, and by the leaderboard's own checker, which is the model's
 accuracy. Goes on from its journal under .build/ when it was stopped.
 """
 

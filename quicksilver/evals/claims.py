@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +34,8 @@ LIMIT_FACTOR = 5
 MIN_LIMIT_S = 1800.0
 # Commands that are expected to take longer are run on request only.
 DEFAULT_MINUTES = 2.0
+# For the answer of an address that a command needs.
+REACH_S = 5.0
 # Commands of other claims, which run one at a time, keep the load at or below 1.
 MAX_LOAD_PER_CORE = 1.5
 PLACEHOLDER = "{value}"
@@ -64,7 +68,7 @@ class Claim:
     is_measured: bool = False
     # Expected time of the command on two cores.
     minutes: float = 0.0
-    # What the command uses: models of the catalogue, Python packages, programs.
+    # What the command uses: models of the catalogue, Python packages, programs, addresses such as https://github.com.
     needs: Sequence[str] = ()
     # A ratio of times, which other work on the machine changes.
     needs_idle: bool = False
@@ -182,14 +186,25 @@ def current_load_per_core() -> float:
 
 
 def missing(need: str) -> str:
-    """What is to be done before a command can use the model, Python package or program; empty if it is there."""
+    """Why a command cannot use the model, address, Python package or program; empty if it can."""
     if need in load_catalogue().models:
         try:
             resolve(need)
         except ModelNotFound:
             return f"needs `quicksilver pull {need}`"
         return ""
-    return "" if shutil.which(need) or importlib.util.find_spec(need) else f"needs {need}"
+    is_there = _is_reachable(need) if "://" in need else shutil.which(need) or importlib.util.find_spec(need)
+    return "" if is_there else f"needs {need}"
+
+
+def _is_reachable(url: str) -> bool:
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=REACH_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def fill(command: str, names: Mapping[str, str]) -> list[str]:

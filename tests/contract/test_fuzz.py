@@ -20,3 +20,9 @@ def test_no_case_finds_a_fault() -> None:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
     assert json.loads(run.stdout.splitlines()[-1])["cases"] > 2000
+
+
+def test_the_series_needs_the_document_of_openai() -> None:
+    command = [sys.executable, "-m", "benchmarks.fuzz_api", "--series"]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (run.returncode, "--series needs --openai" in run.stderr) == (2, True)

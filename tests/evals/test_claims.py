@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,32 @@ def test_a_claim_is_measured_if_its_programs_and_packages_are_installed(checkout
     outcome = Verifier(checkout).check(replace(measured(1500), needs=[need]))
     assert (outcome.skipped, outcome.measured is None) == (reason, bool(reason))
     assert (outcome.problems, outcome.recorded) == ((), 1234.2)
+
+
+@pytest.mark.parametrize(("status", "is_served", "is_run"), [(200, True, True), (404, True, True), (200, False, False)])
+def test_a_claim_is_measured_if_its_address_can_be_reached(
+    checkout: Path, status: int, is_served: bool, is_run: bool
+) -> None:
+    class Answer(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    if is_served:
+        thread.start()
+    else:
+        server.server_close()
+    outcome = Verifier(checkout).check(replace(measured(1500), needs=[url]))
+    if is_served:
+        server.shutdown()
+        server.server_close()
+    assert (outcome.measured is not None, outcome.skipped) == (is_run, "" if is_run else f"needs {url}")
 
 
 def test_a_claim_is_measured_if_its_model_is_on_the_machine(
