@@ -3,10 +3,9 @@
     python -m benchmarks.cpu_decode [--model nano] [--schemes int8] [--canvases 4,8,16] [--tokens 96] [--llama-cpp]
 
 Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts. It is
-npm's node-llama-cpp in .build/llama: with --llama-cpp it is installed if it is missing (about 0.7 GB); without that
-option and without an installation it is left out, with a line that says so. Also: seconds to the first token of a
-prompt of 200 tokens, and to a loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare
-ratios, not seconds.
+npm's node-llama-cpp in .build/llama: --llama-cpp installs it if it is missing (about 0.7 GB), --no-llama-cpp leaves it
+out, and without either it runs if it is installed. Also: seconds to the first token of a prompt of 200 tokens, and to a
+loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare ratios, not seconds.
 """
 
 from __future__ import annotations
@@ -155,6 +154,10 @@ def llama_cpp(model: str, num_tokens: int, threads: int) -> float | None:
     return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers) if answers else None
 
 
+def peer(args: argparse.Namespace) -> float | None:
+    return None if args.llama_cpp is False else llama_cpp(args.model, args.tokens, args.threads)
+
+
 def has_llama_cpp() -> bool:
     return shutil.which("node") is not None and (LLAMA_CPP / "node_modules" / "node-llama-cpp").exists()
 
@@ -208,16 +211,16 @@ def main() -> None:
     words.add_argument("--canvases", default="4,8,16")
     words.add_argument("--tokens", type=int, default=96)
     words.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    words.add_argument("--llama-cpp", action="store_true", help="install llama.cpp from npm if it is missing")
+    words.add_argument("--llama-cpp", action=argparse.BooleanOptionalAction, help="install and run llama.cpp")
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
     if args.llama_cpp:
         install_llama_cpp()
     load = load_cost(args.model)
-    before = llama_cpp(args.model, args.tokens, args.threads)
+    before = peer(args)
     results = list(speeds(args))
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    after = llama_cpp(args.model, args.tokens, args.threads)
+    after = peer(args)
     theirs = max(before, after) if before and after else None
     summary = {
         "model": args.model,
