@@ -106,7 +106,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`problems` is empty for a claim that holds. `skipped` says why a measurable claim was not measured."""
+    """`problems` is empty for a claim that holds. `skipped` says why it was not measured."""
 
     claim: Claim
     recorded: float | None = None
@@ -279,7 +279,7 @@ class Verifier:
 
     def _reason_to_skip(self, claim: Claim) -> str:
         if not claim.has_run:
-            return ""
+            return "its command is run by hand"
         if not self.is_measuring and claim.is_measured:
             return "not measured on request"
         if claim.hardware != "cpu" and claim.hardware not in self.gpu:

@@ -62,6 +62,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_a_claim_holds_with_the_newest_report_of_its_kind(checkout: Path) -> None:
     outcome = Verifier(checkout).check(SPEED)
     assert (outcome.problems, outcome.recorded, outcome.source) == ((), 1234.2, "speed-b.json")
+    assert outcome.skipped == "its command is run by hand"
     assert outcome.plain()["text"] == "1,234 tokens/s"
 
 
