@@ -206,6 +206,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "generations": len(rows),
         "finished": len(finished),
         "finished_valid": len(finished) - len(invalid),
+        "finished_valid_share": 1 - len(invalid) / max(len(finished), 1),
         "at_the_limit": len(cut),
         "at_the_limit_valid": sum(row["fault"] is None for row in cut),
         "refused": len(refused),
