@@ -34,7 +34,7 @@ BUDGETS = {
     "model": 4_200,
     "server": 18_000,
     "text": 2_500,
-    "training": 9_380,
+    "training": 9_420,
     "tuning": 950,
     "worker": 2_420,
     "(modules)": 900,

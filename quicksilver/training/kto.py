@@ -37,7 +37,7 @@ class Weights:
     rejected: float
 
 
-def balanced_weights(num_accepted: int, num_rejected: int) -> Weights:
+def balanced_weights(num_accepted: float, num_rejected: float) -> Weights:
     """Weights that bring the total weight of accepted over rejected proposals within its bounds; the least is 1."""
     if not num_accepted or not num_rejected:
         raise InvalidRequest("KTO needs accepted and rejected proposals")

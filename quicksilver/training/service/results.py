@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ PURPOSE = "fine-tune-results"
 
 # Validation examples that are measured before and after training.
 NUM_MEASURED = {"cpu": 128, "cuda": 4096}
+Item = TypeVar("Item")
 # Figures by name; `selectivity` is a curve.
 Measured = dict[str, Any]
 # Bytes per value of a stored adapter, and copies of it: the model, its two checkpoints and the archive.
@@ -85,8 +86,11 @@ class Results:
 
     def validated(self, validation: Sequence[Example]) -> list[Document]:
         """Documents whose loss is measured, drawn evenly."""
-        documents, most = [example.document for example in validation if example.label], NUM_MEASURED
-        return documents[:: -(-len(documents) // most[self._network.device.type]) or 1]
+        return self._drawn([example.document for example in validation if example.label])
+
+    def _drawn(self, items: Sequence[Item]) -> list[Item]:
+        """As many as are measured."""
+        return list(items[:: -(-len(items) // NUM_MEASURED[self._network.device.type]) or 1])
 
     def measured(
         self,
@@ -103,7 +107,9 @@ class Results:
             loss, accuracy = known or losses(task, documents, tensors)
             found |= {"valid_loss": loss, "valid_mean_token_accuracy": accuracy}
         if self._job.method == "kto" and len({example.label for example in validation}) == 2:
-            found["selectivity"] = selectivity(task, validation, tensors)
+            # In the order of their labels, so that as large a share of each is drawn.
+            judged = sorted(validation, key=lambda example: example.label)
+            found["selectivity"] = selectivity(task, self._drawn(judged), tensors)
         if tensors is not None:
             merge_skill(self._network.model, Adapter(low_rank_layers(tensors)))
         found |= self.draft_rates(task, validation)

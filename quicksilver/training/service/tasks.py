@@ -267,8 +267,8 @@ class KtoJobTask(LoraRows):
     def __init__(self, network: Network, examples: Sequence[Example], plan: StepPlan, rank: int, beta: float) -> None:
         super().__init__(network, examples, plan, rank)
         self._beta = beta
-        desirable = sum(example.label for example in examples)
-        self.weights: Weights = balanced_weights(desirable, len(examples) - desirable)
+        accepted, rejected = (sum(each.weight for each in examples if each.label is label) for label in (True, False))
+        self.weights: Weights = balanced_weights(accepted, rejected)
 
     def step(self, number: int) -> StepReport:
         examples = self.picked(number)

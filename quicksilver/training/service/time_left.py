@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 
 import torch
 
 from quicksilver.model.adapters import linear_shapes
+from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.network import Network
 
-# Assumed before the first step: floating-point operations per second of one CPU thread, and of a GPU.
-RATE = {"cpu": 6e10, "cuda": 1e14}
+# Floating-point operations per second of a GPU, assumed before the first step.
+GPU_RATE = 1e14
+# Forwards that are timed on a CPU: their tokens, how many there are at most, and the seconds after which no further one
+# begins. One forward is too short to show how busy the machine is.
+PROBE_TOKENS, MAX_PROBES, PROBE_S = 256, 8, 1.0
 
 # What is being done, and the seconds left.
 Tell = Callable[[str, float], None]
 
 
 class TimeLeft:
-    """Work is counted in tokens of one forward. A backward counts as a forward, because the base is frozen."""
+    """Work is counted in tokens of one forward. Before the first step the pace is that of a timed forward, which also
+    shows how busy the machine is."""
 
     def __init__(self, tell: Tell, work: Mapping[str, float], network: Network) -> None:
         """`work` by stage, in their order."""
         self._tell, self._work = tell, dict(work)
-        config, device = network.config, network.device.type
-        params = config.num_layers * sum(out * into for out, into in linear_shapes(config).values())
-        self._pace = 2 * params / (RATE[device] * (torch.get_num_threads() if device == "cpu" else 1))
+        self._pace = probed_pace(network)
 
     def add(self, work: Mapping[str, float]) -> None:
         """Stages that not every job has, when they begin."""
@@ -41,3 +45,20 @@ class TimeLeft:
         names = list(self._work)
         later = sum(self._work[name] for name in names[names.index(stage) + 1 :])
         self._tell(text, self._pace * ((1 - share) * self._work[stage] + later))
+
+
+@torch.no_grad()
+def probed_pace(network: Network, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Seconds per token of a forward. The first one warms up and is not timed. On a GPU it would be compiled, so the
+    pace follows from the number of parameters."""
+    config, device = network.config, network.device
+    if device.type != "cpu":
+        return 2 * config.num_layers * sum(out * into for out, into in linear_shapes(config).values()) / GPU_RATE
+    token_ids = torch.zeros(1, PROBE_TOKENS, dtype=torch.long)
+    positions, attention = torch.arange(PROBE_TOKENS)[None], DocumentAttention(torch.ones_like(token_ids))
+    network.forward(network.embed(token_ids), positions, attention)
+    begun, count, seconds = clock(), 0, 0.0
+    while count < MAX_PROBES and seconds < PROBE_S:
+        network.forward(network.embed(token_ids), positions, attention)
+        count, seconds = count + 1, clock() - begun
+    return seconds / (count * PROBE_TOKENS)

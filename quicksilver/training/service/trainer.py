@@ -214,7 +214,7 @@ class JobRun:
         given = self.job.reply["method"].get(method, {}).get("hyperparameters", {})
         chosen = resolved(method, given, len(train))
         plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
-        data = JobData(train, validation, plan, chosen)
+        data = JobData(train, validation, plan, chosen, method)
         self._steps = StepCharges(self._jobs, self._trainer._charges, self.job, data.tokens_of_steps, plan.num_steps)
         self._steps.check_balance()
         if self.job.status == "validating_files":

@@ -176,6 +176,13 @@ def test_parts_of_a_step_have_a_bounded_number_of_tokens(monkeypatch: pytest.Mon
     assert [lengths[span] for span in parts_of(lengths)] == [[4, 6], [1], [30], [5, 5], [5]]
 
 
+def test_weights_of_rows_count_in_the_balance_of_both_labels(network: Network) -> None:
+    """Ignored suggestions are rejected with a weight below 1."""
+    judged = [Example(DOCUMENTS[0]), *(Example(doc, label=False, weight=0.25) for doc in DOCUMENTS[1:])]
+    task = KtoJobTask(network, judged, StepPlan(3, 3, 1, 0), rank=4, beta=0.1)
+    assert (task.weights.accepted, task.weights.rejected) == pytest.approx((1.0, 1.5))
+
+
 @pytest.mark.parametrize("method", ["supervised", "dpo", "kto"])
 def test_a_step_in_parts_has_the_loss_and_the_gradient_of_the_whole(
     network: Network, method: str, monkeypatch: pytest.MonkeyPatch

@@ -1,11 +1,13 @@
-"""The time that is left of a job: nominal before the first step, then by the pace of the steps."""
+"""The time that is left of a job: by the pace of a forward before the first step, then by that of the steps."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 
 from quicksilver.training.network import Network
-from quicksilver.training.service.time_left import TimeLeft
+from quicksilver.training.service.time_left import MAX_PROBES, PROBE_TOKENS, TimeLeft, probed_pace
 from quicksilver.training.toy_task import tiny_model
 
 
@@ -32,3 +34,14 @@ def test_the_time_left_follows_the_pace_of_the_steps() -> None:
     assert seconds[0] > 0
     # 25 of 100 took 5 s, so the other 75 and the 10 after them take 17; then 0.4 s for each token.
     assert seconds[1:] == pytest.approx((17.0, 14.0, 4.0, 16.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    # The beginning and the end of each forward: one long forward, or several short ones.
+    [((5.0, 7.0), 2.0), ((5.0, 5.5, 5.75, 6.5), 0.5), ([5.0 + i / 16 for i in range(MAX_PROBES + 1)], 1 / 16)],
+)
+def test_the_first_pace_is_that_of_timed_forwards(times: Sequence[float], seconds: float) -> None:
+    clock = iter(times)
+    assert probed_pace(Network(tiny_model()), lambda: next(clock)) == pytest.approx(seconds / PROBE_TOKENS)
+    assert not list(clock)
