@@ -3,7 +3,7 @@
     python -m benchmarks.cpu_decode [--model nano] [--schemes int8] [--canvases 4,8,16] [--tokens 96] [--llama-cpp]
 
 Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts. It is
-npm's node-llama-cpp in .build/llama: --llama-cpp installs it if it is missing (about 0.7 GB), --no-llama-cpp leaves it
+the server of PyPI's xllamacpp in .build/llama-cpp: --llama-cpp installs it if it is missing, --no-llama-cpp leaves it
 out, and without either it runs if it is installed. Also: seconds to the first token of a prompt of 200 tokens, and to a
 loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare ratios, not seconds.
 """
@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import resource
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,7 +44,7 @@ PROMPTS = (
 SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "first_token_ms", "over_own_ar", "over_llama_cpp")
 LOAD = "import sys; from quicksilver.llm import LLM; LLM(sys.argv[1])"
 FIRST_TOKEN_PROMPT = 200
-LLAMA_CPP = ROOT.parent / ".build" / "llama"
+LLAMA_CPP, LLAMA_PACKAGE = ROOT.parent / ".build" / "llama-cpp", "xllamacpp==2026.10.11549"
 
 
 @dataclass(frozen=True)
@@ -130,12 +129,22 @@ def best_of(repeats: int, work: torch.nn.Module | object) -> float:
 
 def ceilings() -> dict[str, float]:
     """Peak rates of this machine: memory copy and float32 matrix products."""
+    torch.set_num_threads(os.cpu_count() or 1)  # the compiled backend sets it to one
     source = torch.randn(64 << 20)
     target = torch.empty_like(source)
     a = torch.randn(1024, 1024)
     copy_s = best_of(5, lambda: target.copy_(source))
     matmul_s = best_of(5, lambda: a @ a)
     return {"copy_gb_per_s": 2 * source.numel() * 4 / copy_s / 1e9, "matmul_gflops": 2 * 1024**3 / matmul_s / 1e9}
+
+
+def processor_name() -> str:
+    """As Linux names it, with family and model, because virtual machines shorten the name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    facts = dict(reversed([map(str.strip, line.split(":", 1)) for line in lines if ":" in line]))
+    if "model name" not in facts:
+        return platform.processor() or platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
 def commit() -> str:
@@ -159,28 +168,31 @@ def peer(args: argparse.Namespace) -> float | None:
 
 
 def has_llama_cpp() -> bool:
-    return shutil.which("node") is not None and (LLAMA_CPP / "node_modules" / "node-llama-cpp").exists()
+    return (LLAMA_CPP / "installed").exists()
 
 
 def install_llama_cpp() -> None:
-    """From npm's registry, unless it is installed."""
+    """From the package index, unless it is installed."""
     if not has_llama_cpp():
-        LLAMA_CPP.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "install", "--prefix", str(LLAMA_CPP), "node-llama-cpp"], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(LLAMA_CPP)], check=True)
+        subprocess.run(
+            [str(LLAMA_CPP / "bin" / "python"), "-m", "pip", "install", "--quiet", LLAMA_PACKAGE], check=True
+        )
+        (LLAMA_CPP / "installed").touch()
 
 
 def run_llama_cpp(
     model: str, prompts: list[str], num_tokens: int, threads: int, streams: int = 1
 ) -> list[dict[str, float]] | None:
     if not has_llama_cpp():
-        print("llama.cpp left out: npm install --prefix .build/llama node-llama-cpp")
+        print("llama.cpp left out: python -m benchmarks.cpu_decode --llama-cpp installs it")
         return None
-    shutil.copy(ROOT / "llama_cpp.mjs", LLAMA_CPP / "llama_cpp.mjs")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(prompts, file)
         file.flush()
-        command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), file.name]
-        done = subprocess.run([*command, str(streams)], cwd=LLAMA_CPP, capture_output=True, text=True, check=True)
+        settings = [str(resolve(model).weights), str(num_tokens), str(threads), file.name, str(streams)]
+        command = [str(LLAMA_CPP / "bin" / "python"), str(ROOT / "llama_cpp.py"), *settings]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     answers: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return answers
 
@@ -225,7 +237,7 @@ def main() -> None:
     summary = {
         "model": args.model,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} used",
+        "machine": f"{processor_name()}, {os.cpu_count()} cores, {args.threads} used",
         "load_average": os.getloadavg()[0],
         "niceness": os.nice(0),
         "torch": torch.__version__,

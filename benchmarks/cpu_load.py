@@ -3,8 +3,8 @@
     python -m benchmarks.cpu_load --out results [--streams 16] [--requests 48] [--tokens 96] [--baseline CHECKOUT]
 
 Each server runs with its defaults; clients stream chat answers from a process of their own, in a closed loop. llama.cpp
-gets the same prompts, rendered by the same template, in as many sequences of one batch as there are streams (npm's
-node-llama-cpp, see `cpu_decode.py`). The versions alternate and run twice; all runs are in the report, and the ratios
+gets the same prompts, rendered by the same template, in as many slots of its server as there are streams (PyPI's
+xllamacpp, see `cpu_decode.py`). The versions alternate and run twice; all runs are in the report, and the ratios
 are those of the medians. Compare ratios, not tokens per second. `--baseline` is another checkout of this repository
 whose weights are in place; it runs with the Python of this process.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -22,14 +21,12 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_llama_cpp_is_installed_if_it_is_missing(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / ".build/llama"
-    monkeypatch.setattr(cpu_decode, "LLAMA_CPP", home)
-    monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(cpu_decode, "LLAMA_CPP", tmp_path)
     cpu_decode.install_llama_cpp()
-    assert commands == [["npm", "install", "--prefix", str(home), "node-llama-cpp"]]
-    (home / "node_modules/node-llama-cpp").mkdir(parents=True)
+    assert [command[1:3] for command in commands] == [["-m", "venv"], ["-m", "pip"]]
+    assert commands[1][-1].startswith("xllamacpp==")
     cpu_decode.install_llama_cpp()
-    assert len(commands) == 1
+    assert len(commands) == 2
 
 
 def test_the_leaderboard_is_installed_in_its_version(
