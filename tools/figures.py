@@ -264,7 +264,7 @@ def cpu_decoders() -> str:
 def cpu_streams() -> str:
     """Several streams on a CPU beside llama.cpp."""
     report = newest("cpu_load")
-    names = {"quicksilver": "quicksilver", "llama.cpp": "llama.cpp, parallel sequences"}
+    names = {"quicksilver": "quicksilver", "llama.cpp": "llama.cpp, a slot per stream"}
     lines = [
         (
             str(report["settings"]["streams"]),
