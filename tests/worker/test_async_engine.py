@@ -17,9 +17,9 @@ PROMPT = tuple(range(1, 30))
 PARAMS = decode_params("verify", canvas_len=8, max_new_tokens=24)
 
 
-async def collect(client: EngineClient, request: Request) -> None:
-    async for _ in client.stream(request):
-        pass
+async def collect(client: EngineClient, request: Request) -> int:
+    """The number of events."""
+    return len([event async for event in client.stream(request)])
 
 
 async def test_a_closed_client_refuses() -> None:
@@ -107,11 +107,12 @@ def test_a_reader_whose_event_loop_was_closed_does_not_end_the_engine() -> None:
     gone.close()
     may_go_on.set()
 
-    async def ask() -> None:
-        await collect(client, Request("x", PROMPT, PARAMS))
+    async def ask() -> int:
+        num_events = await collect(client, Request("x", PROMPT, PARAMS))
         await client.close()
+        return num_events
 
-    asyncio.run(ask())
+    assert asyncio.run(ask()) > 0
 
 
 async def test_the_duration_of_a_running_step_is_known_outside_its_thread() -> None:

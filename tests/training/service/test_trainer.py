@@ -25,7 +25,6 @@ from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck
 from quicksilver.training.formats import Formatter
 from quicksilver.training.network import Network, as_written
-from quicksilver.training.service import results as results_module
 from quicksilver.training.service import trainer as trainer_module
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.lease import Signals
@@ -386,16 +385,6 @@ def test_a_proposal_is_measured_on_held_out_feedback_and_not_served(shop: Shop) 
     # At every threshold of the curve as many or more of the shown ones are accepted.
     for old, new in zip(before["curve"], after["curve"], strict=True):
         assert new["accepted"] >= old["accepted"]
-
-
-def test_few_suggestions_of_each_label_are_measured_on_a_cpu(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(results_module.NUM_MEASURED, "cpu", 8)
-    rows = [{"prompt": f"{i}?", "completion": "yes" if i % 2 else "no", "label": i % 4 == 1} for i in range(24)]
-    lines = b"\n".join(json.dumps(row).encode() for row in rows)
-    job = shop.create(lines, "kto", hyperparameters=SHORT, validation=lines)
-    shop.run()
-    measured = shop.reply(job)["quicksilver"]["before"]["selectivity"]
-    assert (measured["num"], measured["curve"][0]["accepted"]) == (8, 0.25)
 
 
 def test_an_adapter_of_elsewhere_is_imported(shop: Shop) -> None:
