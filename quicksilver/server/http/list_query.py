@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
+from starlette.requests import Request
 from typing_extensions import TypedDict
 
 from quicksilver.server.accounts.usage_wire import Query
 
 MAX_LISTED = 1000
 DEFAULT_LISTED = 20
+_METADATA = re.compile(r"metadata\[(.{1,64})\]")
 
 
 class ListQuery(Query):
@@ -40,3 +43,8 @@ class DeletedReply(TypedDict):
     id: str
     object: str
     deleted: bool
+
+
+def wanted_metadata(request: Request) -> dict[str, str]:
+    """The entries that listed objects must have: `?metadata[name]=value`."""
+    return {m[1]: value for name, value in request.query_params.items() if (m := _METADATA.fullmatch(name))}

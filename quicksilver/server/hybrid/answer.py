@@ -17,7 +17,7 @@ from quicksilver.core import DecodeParams, EngineClient, FinishReason, Request, 
 from quicksilver.errors import OutputInvalid
 from quicksilver.server.endpoints.chat.plan import find_constraint, read_messages, read_tools
 from quicksilver.server.endpoints.chat.wire import ChatBody, ChatMessage
-from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan, plan_reply
+from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan, plan_reply, with_ignored
 from quicksilver.server.hybrid.upstream import UpstreamClient, UpstreamEvent
 from quicksilver.server.services import Services
 from quicksilver.text.answer import MAX_FAULT_CHARS, AnswerPiece, Finished, ReadOptions, TextDelta
@@ -28,6 +28,8 @@ SENT_FIELDS = (
     *("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop"),
     *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"),
 )
+# Sampling fields outside OpenAI's API, which many upstreams refuse, with the values that change nothing.
+UNSENT_FIELDS = {"top_k": (0, -1), "min_p": (0,), "repetition_penalty": (1,)}
 # Values of `reasoning_effort` that only this server has.
 EFFORTS = {"instant": "minimal"}
 SENT_MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id")
@@ -138,4 +140,5 @@ def plan_upstream(body: ChatBody, client: UpstreamClient, services: Services, dr
         client,
         sent,
     )
-    return plan_reply("chatcmpl", body.model, [answer], body.n or 1)
+    ignored = [name for name, neutral in UNSENT_FIELDS.items() if getattr(body, name) not in (None, *neutral)]
+    return with_ignored(plan_reply("chatcmpl", body.model, [answer], body.n or 1), ignored)

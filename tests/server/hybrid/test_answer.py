@@ -9,6 +9,7 @@ import pytest
 from quicksilver.core import FinishReason, Usage
 from quicksilver.errors import OutputInvalid
 from quicksilver.server.endpoints.chat.wire import ChatBody
+from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.hybrid.answer import EventReader, UpstreamAnswer, plan_upstream, upstream_body
 from quicksilver.server.hybrid.policy import TokenPrices, UpstreamSettings
 from quicksilver.server.hybrid.upstream import CallPart, UpstreamClient, UpstreamEvent
@@ -54,10 +55,19 @@ def test_an_effort_of_this_server_has_a_name_elsewhere() -> None:
     assert upstream_body(body(reasoning_effort="high"), "big", 9)["reasoning_effort"] == "high"
 
 
-def planned(served: Served, **fields: Any) -> UpstreamAnswer:
+def upstream_plan(served: Served, **fields: Any) -> ReplyPlan:
     settings = UpstreamSettings(name="s", url="http://h/v1", model="m", price=TokenPrices(input=1, output=1))
-    plan = plan_upstream(body(**fields), UpstreamClient(settings), served.services)
-    answer = plan.answers[0]
+    return plan_upstream(body(**fields), UpstreamClient(settings), served.services)
+
+
+def test_sampling_fields_that_are_not_sent_are_named_in_a_warning(served: Served) -> None:
+    plan = upstream_plan(served, top_k=40, min_p=0.1, repetition_penalty=1.1)
+    assert plan.warning == "ignored fields: top_k, min_p, repetition_penalty"
+    assert upstream_plan(served, top_k=-1, min_p=0.0, repetition_penalty=1.0).warning is None
+
+
+def planned(served: Served, **fields: Any) -> UpstreamAnswer:
+    answer = upstream_plan(served, **fields).answers[0]
     assert isinstance(answer, UpstreamAnswer)
     return answer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -15,15 +14,13 @@ from quicksilver.server.endpoints.chat.wire import ChatCompletion
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
-from quicksilver.server.http.list_query import AscendingQuery, DeletedReply, ObjectList
+from quicksilver.server.http.list_query import AscendingQuery, DeletedReply, ObjectList, wanted_metadata
 from quicksilver.server.http.openapi import answers, answers_read, takes
 from quicksilver.server.http.query import asks, read_query
 from quicksilver.server.services import services_of
 from quicksilver.server.storage import list_reply, page_of, read_json, write_json
 
 router = APIRouter(prefix="/v1/chat/completions", tags=["chat"])
-
-METADATA = re.compile(r"metadata\[(.{1,64})\]")
 
 
 class ChatListQuery(AscendingQuery):
@@ -35,7 +32,7 @@ async def list_chats(request: Request) -> Response:
     """The stored completions, of one model and with given metadata where the query names them."""
     services, owner = services_of(request), caller_of(request).tenant
     query = read_query(request, ChatListQuery)
-    wanted = {m[1]: value for name, value in request.query_params.items() if (m := METADATA.fullmatch(name))}
+    wanted = wanted_metadata(request)
     if not query.model and not wanted:
         found, has_more = await services.storage.page(owner, CHAT, query)
         return json_response(list_reply([read_json(chat)["reply"] for chat in found], has_more))

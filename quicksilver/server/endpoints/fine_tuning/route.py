@@ -12,13 +12,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quicksilver.accounts.records import StoredObject
 from quicksilver.errors import InvalidRequest, NotFound
 from quicksilver.server.endpoints.files.store import get_file
 from quicksilver.server.endpoints.fine_tuning.wire import JobBody, JobReply, MethodBody
 from quicksilver.server.http.auth import Caller, caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
-from quicksilver.server.http.list_query import ListQuery, ObjectList
+from quicksilver.server.http.list_query import ListQuery, ObjectList, wanted_metadata
 from quicksilver.server.http.openapi import answers, answers_read, refusals, takes
 from quicksilver.server.http.query import asks, read_query
 from quicksilver.server.models import RouteKind
@@ -98,9 +99,16 @@ async def _check_file(services: Services, owner: str, file_id: str, param: str) 
 
 @router.get("", responses=answers_read(ObjectList), openapi_extra=asks(ListQuery))
 async def list_jobs(request: Request) -> Response:
-    services, owner = services_of(request), caller_of(request).tenant
-    found, has_more = await services.storage.page(owner, JOB, read_query(request, ListQuery))
-    return json_response(list_reply([read_json(each)["reply"] for each in found], has_more))
+    """All jobs, those with the metadata of the query, or, with `metadata=null`, those without any."""
+    storage, owner = services_of(request).storage, caller_of(request).tenant
+    wanted, only_bare = wanted_metadata(request), request.query_params.get("metadata") == "null"
+
+    def read(stored: StoredObject) -> dict[str, Any] | None:
+        reply: dict[str, Any] = read_json(stored)["reply"]
+        metadata = reply["metadata"] or {}
+        return reply if wanted.items() <= metadata.items() and not (only_bare and metadata) else None
+
+    return json_response(list_reply(*await storage.matching(owner, JOB, read_query(request, ListQuery), read)))
 
 
 @router.get("/{job_id}", responses=answers_read(JobReply))

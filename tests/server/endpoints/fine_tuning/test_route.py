@@ -102,6 +102,21 @@ async def test_jobs_are_listed_in_pages(served: Served) -> None:
     assert ([job["id"] for job in rest["data"]], rest["has_more"]) == (ids[:1], False)
 
 
+async def test_jobs_are_listed_by_their_metadata(served: Served) -> None:
+    bare = (await made(served))["id"]
+    first = (await made(served, metadata={"team": "a", "run": "1"}))["id"]
+    second = (await made(served, metadata={"team": "a"}))["id"]
+
+    async def listed(query: str) -> list[str]:
+        return [job["id"] for job in (await served.get(f"{JOBS}?{query}")).json()["data"]]
+
+    assert await listed("metadata[team]=a") == [second, first]
+    assert await listed("metadata[team]=a&metadata[run]=1") == [first]
+    assert await listed("metadata[team]=b") == []
+    assert await listed("metadata=null") == [bare]
+    assert await listed("") == [second, first, bare]
+
+
 async def test_a_job_is_paused_resumed_and_cancelled(served: Served) -> None:
     place = f"{JOBS}/{(await made(served))['id']}"
 
