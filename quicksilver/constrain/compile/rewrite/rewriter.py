@@ -11,10 +11,12 @@ from typing import Any
 
 from quicksilver.constrain.compile.rewrite import complement, enforce
 from quicksilver.constrain.compile.rewrite.disjoint import Disjoint
+from quicksilver.constrain.compile.rewrite.finite import DEFINITIONS, endless, is_finite, without
 from quicksilver.constrain.compile.rewrite.node import Document, Node, conjuncts
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.source import Policy
+from quicksilver.errors import InvalidGrammar
 
 # Schemas written per rewrite; bounds the number of case splits.
 MAX_WORK = 5_000
@@ -44,7 +46,19 @@ class Rewriter:
             definitions[self._names[key]] = self.enforce(self.document.target(key))
         if isinstance(root, bool) or not definitions:
             return root
+        root, definitions = self._without_endless(root, definitions)
         return {**root, "$defs": definitions}
+
+    def _without_endless(self, root: dict[str, Any], definitions: dict[str, Json]) -> tuple[Any, dict[str, Json]]:
+        """Removes the definitions without a finite value. Raises InvalidGrammar if the root needs one of them."""
+        names = endless(definitions)
+        if not names:
+            return root, definitions
+        if not is_finite(root, definitions.keys() - names):
+            pointer = next(key for key, name in self._names.items() if name in names)
+            raise InvalidGrammar(f"`$ref` to '{pointer or '/'}': no finite value satisfies this definition.")
+        kept = {name: without(schema, names) for name, schema in definitions.items() if name not in names}
+        return without(root, names), kept
 
     def enforce(self, node: Node) -> Json:
         """A schema that admits only instances of `node`."""
@@ -94,7 +108,7 @@ class Rewriter:
         if key not in self._names:
             self._names[key] = f"d{len(self._names)}"
             self._pending.append(key)
-        return {"$ref": f"#/$defs/{self._names[key]}"}
+        return {"$ref": f"{DEFINITIONS}{self._names[key]}"}
 
     def leave_to_validation(self, keyword: str, at: str, why: str, superset: Json) -> Json:
         """Under Policy.VALIDATED the wider schema `superset`; otherwise raises Unenforceable."""
