@@ -32,7 +32,7 @@ BUDGETS = {
     "hub": 720,
     "llm": 800,
     "model": 4_200,
-    "server": 18_000,
+    "server": 18_020,
     "text": 2_500,
     "training": 9_420,
     "tuning": 950,

@@ -37,6 +37,9 @@ class EditBody(GenerationBody):
     top_p: Probability | None = None
     presence_penalty: Penalty | None = None
     seed: Seed | None = None
+    min_logprob: Annotated[float, Field(le=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="The region is returned unchanged if the log-probability of the edit is below this."
+    )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     decoder: DecoderBody | None = None

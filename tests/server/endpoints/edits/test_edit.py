@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quicksilver.core import FinishReason
+from quicksilver.core import Delta, FinishReason, Request, TokenLogprob
 from tests.server.conftest import Served, events, says
-from tests.support.fake_engine import spoken
+from tests.support.fake_engine import Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
 
 EDIT = "/v1/edit/completions"
@@ -114,3 +116,31 @@ async def test_anything_but_one_user_message_with_a_region_is_refused(served: Se
 async def test_part_content_is_read_as_text(served: Served) -> None:
     parts = [{"type": "text", "text": PROMPT[:50]}, {"type": "text", "text": PROMPT[50:]}]
     assert (await served.post(EDIT, edit(messages=[{"role": "user", "content": parts}]))).status_code == 200
+
+
+def unlikely(request: Request) -> list[Step]:
+    """The rewritten region with a log-probability of -3: -2 for its tokens and -1 for the token that ends it."""
+    ids = small_tokenizer().encode(REWRITTEN)
+    (delta,) = spoken(request, ids, piece_len=len(ids))
+    assert isinstance(delta, Delta)
+    assert request.params.logprobs == 0
+    logprobs = [TokenLogprob(i, -2 / len(ids)) for i in ids]
+    return [replace(delta, logprobs=(*logprobs, TokenLogprob(0, -1.0)))]
+
+
+@pytest.mark.parametrize(("min_logprob", "is_shown"), [(-3.1, True), (-2.5, False)])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_edit_that_is_too_unlikely_is_not_offered(
+    served: Served, min_logprob: float, is_shown: bool, stream: bool
+) -> None:
+    served.engine.script = unlikely
+    response = await served.post(EDIT, edit(min_logprob=min_logprob, stream=stream))
+    replies = events(response) if stream else [response.json()]
+    choices = [choice for reply in replies for choice in reply["choices"]]
+    content = "".join(choice.get("delta", choice.get("message", {})).get("content") or "" for choice in choices)
+    assert content == f"```\n{REWRITTEN if is_shown else REGION}\n```"
+
+
+async def test_a_least_log_probability_is_at_most_zero(served: Served) -> None:
+    response = await served.post(EDIT, edit(min_logprob=0.5))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "min_logprob")
