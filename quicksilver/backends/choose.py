@@ -34,13 +34,25 @@ def make_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -
             from quicksilver.backends.cuda.kernels.experts import run_experts
 
             set_expert_kernel(model, run_experts)
-    if model.weight_format == "int8":
+    if _is_compiled_for_cpu(model):
         from quicksilver.backends.cpu.backend import CpuBackend
-        from quicksilver.backends.cpu.network import is_supported
 
-        if is_supported(model):
-            return CpuBackend(model, cache, config.logit_rows)
+        return CpuBackend(model, cache, config.logit_rows)
     return TorchBackend(model, cache, config.logit_rows)
+
+
+def kv_dtype(model: Transformer) -> torch.dtype:
+    """The number format of keys and values in the cache."""
+    return torch.float16 if _is_compiled_for_cpu(model) else model.dtype
+
+
+def _is_compiled_for_cpu(model: Transformer) -> bool:
+    """Whether the compiled CPU backend runs this model."""
+    if model.weight_format != "int8":
+        return False
+    from quicksilver.backends.cpu.network import is_supported
+
+    return is_supported(model)
 
 
 def memory_needs(config: BackendConfig, device: torch.device) -> MemoryNeeds:

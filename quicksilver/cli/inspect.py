@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from quicksilver.hub.resolve import ModelFiles
     from quicksilver.model.files.inspect import CheckpointSummary
 
-# Number formats of each device, and the type of the keys and values there.
-FORMATS = (
-    ("CPU", ("int8", "bfloat16", "float32"), "float32"),
-    ("GPU", ("bfloat16", "fp8", "int4"), "bfloat16"),
-)
+# Number formats of each device.
+FORMATS = (("CPU", ("int8", "bfloat16", "float32")), ("GPU", ("bfloat16", "fp8", "int4")))
 
 
 def inspect(
@@ -101,26 +98,27 @@ def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
 def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
     """Weights, keys and values and their sum, for each number format, and the most that loading takes."""
     table = Table("device", "--weights", "weights", "KV cache", "together", "at load")
-    for device, formats, kv_type in FORMATS:
-        kv = summary.kv_bytes_per_token[kv_type] * context_len
+    from quicksilver.model.formats.weight_formats import kv_number_bytes
+
+    for device, formats in FORMATS:
         # The kernels of other formats have plain layers, and on a GPU a KV cache.
         is_any = summary.config.is_plain if device == "CPU" else summary.config.fits_cuda_kernels
         for name in formats:
             if not is_any and name not in ("float32", "bfloat16"):
                 continue
             weights, loading = summary.weight_bytes[name], summary.loading_bytes[name]
+            kv = summary.config.kv_bytes_per_token(kv_number_bytes(name)) * context_len
             sizes = (weights, kv, weights + kv, loading + kv)
             table.add_row(device, name, *(f"{size / 1e9:.2f} GB" for size in sizes))
     return table
 
 
 def kv_words(summary: CheckpointSummary) -> str:
-    """Memory of one token's keys and values on each device."""
+    """Memory of one token's keys and values."""
     if not summary.config.dialect.keeps_kv:
         return "none: every forward is over the whole text"
-    return ", ".join(
-        f"{summary.kv_bytes_per_token[kv_type] / 1024:,.1f} KiB on a {device}" for device, _, kv_type in FORMATS
-    )
+    sizes = [summary.config.kv_bytes_per_token(num_bytes) / 1024 for num_bytes in (2, 4)]
+    return f"{sizes[0]:,.1f} KiB, with float32 weights {sizes[1]:,.1f} KiB"
 
 
 def _free_memory() -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from quicksilver.backends.choose import make_backend, memory_needs
+from quicksilver.backends.choose import kv_dtype, make_backend, memory_needs
 from quicksilver.core import EngineInfo
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
@@ -43,7 +43,8 @@ def build_engine(
     )
     backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
     needs = memory_needs(backend_config, device)
-    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
+    slots = (num_pages, config.page_size, device, kv_dtype(model), needs.scratch_slots)
+    cache = PagedCache.allocate(model.config, *slots)
     # The backend may free matrices that it holds in another format.
     samples, weight_bytes = weight_samples(model), model.weight_bytes
     backend = make_backend(model.eval(), cache, backend_config)
@@ -94,7 +95,7 @@ def doubling_context(config: ModelConfig) -> int:
 def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> int:
     if not model.config.dialect.keeps_kv:
         return config.num_pages or 1
-    bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
+    bytes_per_token = model.config.kv_bytes_per_token(kv_dtype(model).itemsize)
     full_context = bytes_per_token * (context_len + config.max_canvas_len)
     return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context, config))
 

@@ -8,7 +8,7 @@ from quicksilver.engine.config import LARGEST_SHARE, EngineConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.inspect import loading_bytes
-from quicksilver.model.formats.weight_formats import formats_of
+from quicksilver.model.formats.weight_formats import formats_of, kv_number_bytes
 
 
 def free_memory(device: str) -> int:
@@ -22,14 +22,14 @@ def free_memory(device: str) -> int:
 def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineConfig, free: int) -> None:
     """Raises InvalidRequest with the formats and the context length that would fit."""
     context_len = 0 if engine.num_pages or engine.kv_bytes else engine.context_len or config.context_len
-    per_token = config.kv_bytes_per_token(4 if weights in ("float32", "int8") else 2)
-    needed, kv = size_of(config, weights), per_token * context_len
+    needed, kv = size_of(config, weights), kv_per_token(config, weights) * context_len
     usable = int(free * LARGEST_SHARE)
     if needed + kv <= usable:
         return
-    smaller = [name for name in supported_formats(config, device) if size_of(config, name) + kv <= usable]
+    names = supported_formats(config, device)
+    smaller = [name for name in names if size_of(config, name) + kv_per_token(config, name) * context_len <= usable]
     advice = [f"--weights {name} ({size_of(config, name) / 1e9:.1f} GB)" for name in smaller]
-    if kv and needed < usable and (fitting := (usable - needed) // per_token // 1024 * 1024):
+    if kv and needed < usable and (fitting := (usable - needed) // kv_per_token(config, weights) // 1024 * 1024):
         advice.append(f"--context-len {fitting}")
     raise InvalidRequest(
         f"{config.family} needs {needed / 1e9:.1f} GB for weights in {weights} and {kv / 1e9:.1f} GB for a context of "
@@ -37,6 +37,10 @@ def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineC
         + (f"These fit: {', '.join(advice)}" if advice else "No number format of this device fits"),
         param="weights",
     )
+
+
+def kv_per_token(config: ModelConfig, weights: str) -> int:
+    return config.kv_bytes_per_token(kv_number_bytes(weights))
 
 
 def supported_formats(config: ModelConfig, device: str) -> tuple[str, ...]:

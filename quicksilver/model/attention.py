@@ -29,6 +29,8 @@ _KEY_BLOCK = 512
 # A remainder of at most _SMALL_REMAINDER keys is padded to this tile only; tests check that the bits are the same.
 _SMALL_KEY_TILE = 32
 _SMALL_REMAINDER = 128
+# Bytes after the cache of a CPU that kernels may read with the last keys.
+_CACHE_LINE = 64
 # From this many rows on, one mask for all heads takes less memory than a stacked one.
 _MANY_ROWS = 64
 
@@ -171,7 +173,8 @@ class PagedCache:
 def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    return zero_bytes(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return zero_bytes(num_bytes + _CACHE_LINE)[:num_bytes].view(dtype).view(shape)
 
 
 class SdpaAttend:

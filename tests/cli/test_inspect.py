@@ -29,7 +29,7 @@ def test_inspect_describes_real_weights() -> None:
     plan = {cells[1].strip(): [float(cell.split()[0]) for cell in cells[2:]] for cells in rows}
     assert set(plan) == {"int8", "bfloat16", "float32", "fp8", "int4"}
     assert all(abs(weights + kv - together) <= 0.011 for weights, kv, together, _ in plan.values())
-    assert "KV per token  45.0 KiB on a CPU, 22.5 KiB on a GPU" in shown
+    assert "KV per token  22.5 KiB, with float32 weights 45.0 KiB" in shown
     assert "ModelConfig(" not in shown
     assert max(len(line) for line in shown.splitlines() if "│" in line) <= 80
 
@@ -77,7 +77,7 @@ def test_a_config_of_every_diffusion_family_is_described(family: str, tmp_path: 
     assert shown["family"] == family
     assert shown["decoders"].endswith(f"(default {config.dialect.default.name})")
     assert "autoregressive" not in shown["dialect"]
-    per_token = f"{config.kv_bytes_per_token(4) / 1024:,.1f} KiB on a CPU"
+    per_token = f"{config.kv_bytes_per_token(2) / 1024:,.1f} KiB, with float32"
     assert shown["KV per token"].startswith(per_token if config.dialect.keeps_kv else "none")
     assert summary.num_params == sum(parameter.numel() for parameter in random_model(config).parameters())
     assert memory_table(summary, 100).row_count == 3 + config.is_plain + 2 * config.fits_cuda_kernels

@@ -29,6 +29,13 @@ def test_a_smaller_format_is_named_if_it_fits() -> None:
         check_memory(CONFIG, "float32", "cpu", EngineConfig(num_pages=8), free)
 
 
+def test_keys_and_values_of_a_smaller_format_count_in_its_own_size() -> None:
+    free = int((size_of(CONFIG, "bfloat16") + KV / 2) / 0.9) + 1000
+    with pytest.raises(InvalidRequest, match="--weights bfloat16"):
+        check_memory(CONFIG, "float32", "cpu", EngineConfig(), free)
+    check_memory(CONFIG, "bfloat16", "cpu", EngineConfig(), free)
+
+
 def test_a_shorter_context_is_named_if_it_fits() -> None:
     free = int((size_of(CONFIG, "float32") + KV * 0.6) / 0.9)
     with pytest.raises(InvalidRequest, match="--context-len 2048"):

@@ -14,13 +14,21 @@ from numpy.typing import NDArray
 
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
+from quicksilver.backends.cpu.kv_page import HALF_BYTES, make_page_scores
+from quicksilver.backends.cpu.llvm import F16, LANES
 from quicksilver.backends.cpu.row_ops import Floats
-from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of, prefetch_vectors, sum_of
+from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of, sum_of
 
+# For keys and values of the batch, which are floats; one query head at a time.
 _scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
 _sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
-# Three query heads at once: one head of dimension 64 has too few independent sums to keep the multipliers busy.
-_sum_64_of_3 = make_value_sum(4, num_heads=3)
+# For pages of the cache. Several query heads at once share the conversion of a number to a float, and their independent
+# sums keep the multipliers busy.
+_page_scores, _page_scores_of_3 = make_page_scores(1), make_page_scores(3)
+_page_sum_64_of_3, _page_sum_128_of_2 = make_value_sum(4, 3, F16), make_value_sum(8, 2, F16)
+_page_sum_16, _page_sum_64 = make_value_sum(1, kind=F16), make_value_sum(4, kind=F16)
+# Pages between the one that is read and the one that is prefetched. A page is read faster than memory answers.
+_PAGES_AHEAD = 6
 
 
 class RowArrays(NamedTuple):
@@ -38,8 +46,8 @@ class RowArrays(NamedTuple):
 class KvHead(NamedTuple):
     """Addresses of the keys, or of the values, of one KV head in the cache and in the batch; strides are in bytes."""
 
-    cache: int
-    slot_stride: int
+    cache: int  # in the first page
+    page_stride: int
     batch: int
     row_stride: int
 
@@ -69,20 +77,19 @@ def attend(
     - scores: (rows of the block times query heads, keys or more), workspace
     """
     (first, end), (group, head_dim) = block, shape
-    _visit(block, rows, heads[0], shape, vectors[0], scores, np.int64(0))
-    _prefetch_page(rows, block, np.int64(0), heads[1], head_dim)
+    _visit(block, rows, heads, shape, vectors[0], scores, np.int64(0))
     for row in range(first, end):
         num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
         for i in range((row - first) * group, (row - first + 1) * group):
             _softmax(scores[i, :num_keys], np.float32(1) / np.sqrt(np.float32(head_dim)))
-    _visit(block, rows, heads[1], shape, vectors[1], scores, np.int64(1))
+    _visit(block, rows, heads, shape, vectors[1], scores, np.int64(1))
 
 
 @inner
 def _visit(
     block: tuple[int, int],
     rows: RowArrays,
-    head: KvHead,
+    heads: tuple[KvHead, KvHead],
     shape: tuple[int, int],
     vectors: RowVectors,
     scores: Floats,
@@ -92,34 +99,105 @@ def _visit(
 
     All rows and query heads read a page before the next page is visited, so that it stays in the first-level cache.
     """
-    (block_start, block_end), (group, head_dim) = block, shape
+    (block_start, block_end), group = block, shape[0]
     page_size, score_stride = rows.page_size, 4 * scores.shape[1]
+    head, pages = heads[is_value], rows.pages[rows.segment[block_start]]
     num_pages = (_longest_prefix(rows, block) + page_size - 1) // page_size
     for page in range(num_pages + 1):
-        start = head.cache
+        start, ahead = head.cache, head.cache
         if page < num_pages:
-            start += rows.pages[rows.segment[block_start], page] * page_size * head.slot_stride
-        _prefetch_page(rows, block, page + 1, head, head_dim)
+            start += pages[page] * head.page_stride
+            ahead = _page_ahead(pages[:num_pages], page, heads, is_value)
         for row in range(block_start, block_end):
-            first, stride = page * page_size, head.slot_stride
-            count = min(page_size, rows.prefix_end[row] - first)
+            vector = vectors.first + (row - block_start) * vectors.stride
+            row_scores = address_of(scores) + (row - block_start) * group * score_stride
             if page == num_pages:
-                first, count = rows.prefix_end[row], rows.span_end[row] - rows.span_start[row]
-                stride = head.row_stride
-                start = head.batch + rows.span_start[row] * stride
-            if count <= 0:
+                row_scores += 4 * rows.prefix_end[row]
+                count = rows.span_end[row] - rows.span_start[row]
+                start = head.batch + rows.span_start[row] * head.row_stride
+                _visit_span(start, head.row_stride, count, shape, vector, (row_scores, score_stride), is_value)
                 continue
-            row_vector = vectors.first + (row - block_start) * vectors.stride
-            row_scores = address_of(scores) + (row - block_start) * group * score_stride + 4 * first
-            for i in range(group):
-                vector, weights = row_vector + 4 * i * head_dim, row_scores + i * score_stride
-                is_triple = head_dim == 64 and i // 3 * 3 + 3 <= group
-                if not is_value:
-                    _score_keys(vector, start, stride, count, weights, head_dim)
-                elif not is_triple:
-                    _sum_values(weights, start, stride, count, vector, head_dim)
-                elif i % 3 == 0:
-                    _sum_64_of_3(weights, score_stride, start, stride, count, vector)
+            count = min(page_size, rows.prefix_end[row] - page * page_size)
+            row_scores += 4 * page * page_size
+            if is_value:
+                _sum_page(start, count, shape, vector, (row_scores, score_stride), ahead)
+            else:
+                _score_page(start, count, page_size, shape, vector, (row_scores, score_stride), ahead)
+            ahead = start  # is in the cache already
+
+
+@inner
+def _page_ahead(pages: NDArray[np.int64], page: int, heads: tuple[KvHead, KvHead], is_value: int) -> int:
+    """The address of the page to prefetch while `page` is read. The values follow the keys. Hardware prefetchers do not
+    follow from page to page."""
+    following = page + _PAGES_AHEAD
+    if following < len(pages):
+        return heads[is_value].cache + pages[following] * heads[is_value].page_stride
+    if is_value == 0 and following - len(pages) < len(pages):
+        return heads[1].cache + pages[following - len(pages)] * heads[1].page_stride
+    return heads[is_value].cache + pages[page] * heads[is_value].page_stride
+
+
+@inner
+def _score_page(
+    page: int, count: int, page_size: int, shape: tuple[int, int], q: int, scores: tuple[int, int], ahead: int
+) -> None:
+    """Scores of the first `count` keys of a page. Up to 15 more scores are written after them: they are overwritten by
+    the scores that follow, or not read."""
+    (group, head_dim), dim_stride = shape, HALF_BYTES * page_size
+    stride, q_stride = scores[1], 4 * head_dim
+    for first in range(0, count, LANES):
+        keys, out, fetch, i = page + HALF_BYTES * first, scores[0] + 4 * first, ahead + HALF_BYTES * first, 0
+        while i + 3 <= group:
+            _page_scores_of_3(q + i * q_stride, q_stride, keys, dim_stride, head_dim, out + i * stride, stride, fetch)
+            fetch, i = keys, i + 3
+        while i < group:
+            _page_scores(q + i * q_stride, q_stride, keys, dim_stride, head_dim, out + i * stride, stride, fetch)
+            fetch, i = keys, i + 1
+
+
+@inner
+def _sum_page(page: int, count: int, shape: tuple[int, int], out: int, weights: tuple[int, int], ahead: int) -> None:
+    """Add the weighted sums of the first `count` values of a page to the results of all query heads."""
+    group, head_dim = shape
+    stride, i = HALF_BYTES * head_dim, 0
+    while i < group and count > 0:
+        result, own_weights = out + 4 * i * head_dim, weights[0] + i * weights[1]
+        if head_dim == 64 and i + 3 <= group:
+            _page_sum_64_of_3(own_weights, weights[1], page, stride, count, result, ahead)
+            i += 3
+        elif head_dim == 128 and i + 2 <= group:
+            _page_sum_128_of_2(own_weights, weights[1], page, stride, count, result, ahead)
+            i += 2
+        else:
+            for dim in range(0, head_dim, 64 if head_dim % 64 == 0 else LANES):
+                place, part = HALF_BYTES * dim, result + 4 * dim
+                if head_dim % 64 == 0:
+                    _page_sum_64(own_weights, np.int64(0), page + place, stride, count, part, ahead + place)
+                else:
+                    _page_sum_16(own_weights, np.int64(0), page + place, stride, count, part, ahead + place)
+            i += 1
+        ahead = page
+
+
+@inner
+def _visit_span(
+    start: int,
+    stride: int,
+    count: int,
+    shape: tuple[int, int],
+    vector: int,
+    scores: tuple[int, int],
+    is_value: int,
+) -> None:
+    """Score keys of the batch, or sum its values if `is_value`, for all query heads of a row."""
+    group, head_dim = shape
+    if count > 0:
+        for i in range(group):
+            if is_value:
+                _sum_values(scores[0] + i * scores[1], start, stride, count, vector + 4 * i * head_dim, head_dim)
+            else:
+                _score_keys(vector + 4 * i * head_dim, start, stride, count, scores[0] + i * scores[1], head_dim)
 
 
 @inner
@@ -128,16 +206,6 @@ def _longest_prefix(rows: RowArrays, block: tuple[int, int]) -> int:
     for row in range(block[0], block[1]):
         longest = max(longest, rows.prefix_end[row])
     return longest
-
-
-@inner
-def _prefetch_page(rows: RowArrays, block: tuple[int, int], page: int, head: KvHead, head_dim: int) -> None:
-    """Prefetch the keys or values of one page of the longest prefix, if it has that page. Hardware prefetchers do not
-    follow from page to page."""
-    count = min(rows.page_size, _longest_prefix(rows, block) - page * rows.page_size)
-    if count > 0:
-        start = head.cache + rows.pages[rows.segment[block[0]], page] * rows.page_size * head.slot_stride
-        prefetch_vectors(start, head.slot_stride, count, 4 * head_dim)
 
 
 @inner
@@ -154,12 +222,12 @@ def _score_keys(q: int, keys: int, stride: int, count: int, scores: int, head_di
 @inner
 def _sum_values(weights: int, values: int, stride: int, count: int, out: int, head_dim: int) -> None:
     if head_dim == 64:
-        _sum_64(weights, np.int64(0), values, stride, count, out)
+        _sum_64(weights, np.int64(0), values, stride, count, out, values)
     elif head_dim == 128:
-        _sum_128(weights, np.int64(0), values, stride, count, out)
+        _sum_128(weights, np.int64(0), values, stride, count, out, values)
     else:
         for start in range(0, 4 * head_dim, 64):
-            _sum_16(weights, np.int64(0), values + start, stride, count, out + start)
+            _sum_16(weights, np.int64(0), values + start, stride, count, out + start, values + start)
 
 
 @inner

@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from quicksilver.backends.cpu.attention import KvHead, RowArrays, RowVectors, attend
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import entry, inner
+from quicksilver.backends.cpu.kv_page import HALF_BYTES, Pages, round_to_half, scatter_halves, write_halves
 from quicksilver.backends.cpu.matmul import multiply
 from quicksilver.backends.cpu.row_ops import (
     Floats,
     QuantisedRows,
     add_row,
     clear_row,
-    copy_row,
     norm_row,
     quantise_row,
     rotate_head,
@@ -44,7 +44,8 @@ NORM_FOR_QKV, ROTATE, QUANTISE, NORM_FOR_FFN, ACTIVATE = range(5)
 _LAYER_STEPS = 5
 # Phases of a step: rows; matmul or attention; second half of the canvas adapter; second half of the row adapters.
 _STEP_PHASES = 4
-Cache = tuple[Floats, Floats]
+# Keys and values of one layer.
+Cache = tuple[Pages, Pages]
 
 
 def num_phases(num_layers: int) -> int:
@@ -117,7 +118,7 @@ def _project(
         chunks, half, quantised = num_canvas + num_adapted + num_base, np.int64(stage > 0), -1
         if chunks == 0:
             continue
-        chunk = claim(space.counters, phase + stage)
+        chunk = claim(space.counters, phase + stage, thread[0], chunks)
         while chunk < chunks:
             matrix, rows, x, y = matrices[BASE], batch.rows, space.inputs, space.y
             if chunk < num_canvas:
@@ -146,7 +147,7 @@ def _project(
                 strips = chunk_range(matrix[3], chunk - num_canvas - num_adapted, num_base)
             multiply(x, matrix, rows, y, strips, half)
             complete(space.counters, phase + stage)
-            chunk = claim(space.counters, phase + stage)
+            chunk = claim(space.counters, phase + stage, thread[0], chunks)
         wait_for(space.counters, phase + stage, chunks)
 
 
@@ -212,7 +213,10 @@ def _activate_row(network: NetworkArrays, space: ForwardBuffers, row: int) -> No
 def _rotate_and_cache_row(
     network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, layer: int, row: int
 ) -> None:
-    """Bias, head norms and rotation; then write keys and values to the cache."""
+    """Bias, head norms and rotation; then write keys and values to the cache.
+
+    They are rounded to fp16 in the batch too: rows that read them there get the same numbers as later rows, which read
+    them in the cache."""
     num_heads, num_kv_heads = network.heads
     head_dim, y = batch.cos.shape[1], space.y[row]
     if len(network.bias):
@@ -222,13 +226,22 @@ def _rotate_and_cache_row(
         if len(network.head_gains):
             norm_row(part, network.head_gains[layer, 0 if head < num_heads else 1], network.eps, part)
         rotate_head(part, batch.cos[row], batch.sin[row])
-    slot = batch.plan.slots[row]
+    keys = address_of(y) + 4 * num_heads * head_dim
+    round_to_half(keys, 2 * num_kv_heads * head_dim)
+    slot, values = batch.plan.slots[row], keys + 4 * num_kv_heads * head_dim
     if slot >= 0:
-        for head in range(num_kv_heads):
-            start = (num_heads + head) * head_dim
-            copy_row(y[start : start + head_dim], cache[0][slot, head])
-            start += num_kv_heads * head_dim
-            copy_row(y[start : start + head_dim], cache[1][slot, head])
+        _cache_row(keys, values, head_dim, cache, slot, batch.plan.page_size)
+
+
+@inner
+def _cache_row(keys: int, values: int, head_dim: int, cache: Cache, slot: int, page_size: int) -> None:
+    """Write the keys and values of all KV heads to one slot. The layout is that of `kv_page`."""
+    page, place = slot // page_size, slot % page_size
+    for head in range(cache[0].shape[1]):
+        start = 4 * head * head_dim
+        key_page, value_page = address_of(cache[0][page, head]), address_of(cache[1][page, head])
+        scatter_halves(keys + start, head_dim, key_page + HALF_BYTES * place, HALF_BYTES * page_size)
+        write_halves(values + start, head_dim, value_page + HALF_BYTES * place * head_dim)
 
 
 @inner
@@ -241,14 +254,15 @@ def _attend_rows(
     num_blocks = len(batch.block_ends) - 1
     head_dim, chunks = batch.cos.shape[1], num_blocks * num_kv_heads
     group = num_heads // num_kv_heads
-    slot_stride, row_stride = 4 * num_kv_heads * head_dim, 4 * space.y.shape[1]
-    chunk = claim(space.counters, phase)
+    head_bytes, row_stride = HALF_BYTES * cache[0].shape[2], 4 * space.y.shape[1]
+    chunk = claim(space.counters, phase, thread[0], chunks)
     while chunk < chunks:
         block, head = chunk % num_blocks, chunk // num_blocks
         first, end = batch.block_ends[block], batch.block_ends[block + 1]
         offset, batch_keys = 4 * head * head_dim, address_of(space.y) + 4 * (num_heads + head) * head_dim
-        keys = KvHead(address_of(cache[0]) + offset, slot_stride, batch_keys, row_stride)
-        values = KvHead(address_of(cache[1]) + offset, slot_stride, batch_keys + slot_stride, row_stride)
+        batch_values, page_stride = batch_keys + 4 * num_kv_heads * head_dim, num_kv_heads * head_bytes
+        keys = KvHead(address_of(cache[0]) + head * head_bytes, page_stride, batch_keys, row_stride)
+        values = KvHead(address_of(cache[1]) + head * head_bytes, page_stride, batch_values, row_stride)
         for row in range(first, end):
             clear_row(space.attended[row, head * group * head_dim : (head + 1) * group * head_dim])
         queries = RowVectors(address_of(space.y[first]) + offset * group, row_stride)
@@ -256,18 +270,18 @@ def _attend_rows(
         scores = space.scores[thread[0]]
         attend((first, end), (group, head_dim), (queries, results), batch.plan, (keys, values), scores)
         complete(space.counters, phase)
-        chunk = claim(space.counters, phase)
+        chunk = claim(space.counters, phase, thread[0], chunks)
     wait_for(space.counters, phase, chunks)
 
 
 @inner
 def _prepare_rows(
-    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, step: int, num_threads: int
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, step: int, thread: ThreadIndex
 ) -> None:
     """The work per row before the matmul, or the attention, of this step."""
     phase, layer, work = _STEP_PHASES * step, step // _LAYER_STEPS, step % _LAYER_STEPS
-    chunks = num_chunks(len(space.x), num_threads)
-    chunk = claim(space.counters, phase)
+    chunks = num_chunks(len(space.x), thread[1])
+    chunk = claim(space.counters, phase, thread[0], chunks)
     while chunk < chunks:
         first, end = chunk_range(len(space.x), chunk, chunks)
         for row in range(first, end):
@@ -280,15 +294,15 @@ def _prepare_rows(
             else:
                 _norm_row(network, space, step, row)
         complete(space.counters, phase)
-        chunk = claim(space.counters, phase)
+        chunk = claim(space.counters, phase, thread[0], chunks)
     wait_for(space.counters, phase, chunks)
 
 
 @entry
 def run_layers(
-    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, k: Floats, v: Floats, thread: ThreadIndex
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, k: Pages, v: Pages, thread: ThreadIndex
 ) -> None:
-    """Run the residual stream in `space.x` through all layers; k and v are (layers, slots, kv_heads, head_dim).
+    """Run the residual stream in `space.x` through all layers; k and v are those of all layers.
 
     Each function has one call site, because every call site is inlined and compiled separately.
     """
@@ -296,7 +310,7 @@ def run_layers(
     for step in range(_LAYER_STEPS * num_layers + 1):
         layer, work = min(step // _LAYER_STEPS, num_layers - 1), step % _LAYER_STEPS
         cache = (k[layer], v[layer])
-        _prepare_rows(network, space, batch, cache, step, thread[1])
+        _prepare_rows(network, space, batch, cache, step, thread)
         if work == ROTATE:
             _attend_rows(network, space, batch, cache, _STEP_PHASES * step + 1, thread)
         elif step < _LAYER_STEPS * num_layers:

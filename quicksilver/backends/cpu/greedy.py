@@ -12,7 +12,7 @@ from torch import Tensor
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import entry, inner
 from quicksilver.backends.cpu.row_ops import Floats
-from quicksilver.backends.cpu.threads import shared_pool
+from quicksilver.backends.cpu.threads import ThreadIndex, shared_pool
 from quicksilver.backends.cpu.vector_ops import max_of
 from quicksilver.backends.cpu.work_queue import PhaseCounters, claim, complete, new_counters, wait_for
 
@@ -30,19 +30,20 @@ def propose_greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows, vocab) float32, contiguous -> token ids, confidence, entropy, is_finite. The lowest id among equals."""
     rows = len(logits)
     results = GreedyArrays(np.zeros(rows, np.int64), *(np.zeros(rows, np.float32) for _ in range(3)))
-    counters, source = new_counters(1), logits.numpy()
-    shared_pool().run(lambda _: _read_rows(source, results, counters))
+    pool, source = shared_pool(), logits.numpy()
+    counters = new_counters(1, pool.num_threads)
+    pool.run(lambda thread: _read_rows(source, results, counters, thread))
     token_ids, confidence, entropy, totals = (torch.from_numpy(column) for column in results)
     return token_ids, confidence, entropy, totals.isfinite()
 
 
 @entry
-def _read_rows(logits: Floats, results: GreedyArrays, counters: PhaseCounters) -> None:
-    row = claim(counters, 0)
+def _read_rows(logits: Floats, results: GreedyArrays, counters: PhaseCounters, thread: ThreadIndex) -> None:
+    row = claim(counters, 0, thread[0], len(logits))
     while row < len(logits):
         _read_row(logits[row], results, row)
         complete(counters, 0)
-        row = claim(counters, 0)
+        row = claim(counters, 0, thread[0], len(logits))
     wait_for(counters, 0, len(logits))
 
 

@@ -52,10 +52,11 @@ class PackedLinear(nn.Module):
         matrix = np.array(self.matrix, np.int64)
         y = torch.empty(len(x), self.packed.shape[0] * 16)
         if len(x):
-            inputs, counters = empty_quantised(len(x), self.in_dim), new_counters(2)
+            pool, inputs = shared_pool(), empty_quantised(len(x), self.in_dim)
+            counters = new_counters(2, pool.num_threads)
             source = pad(x.detach().float(), (0, padded_len(self.in_dim) - self.in_dim)).contiguous().numpy()
             rows, target = np.arange(len(x)), y.numpy()
-            shared_pool().run(lambda thread: _apply(source, matrix, inputs, rows, target, counters, thread))
+            pool.run(lambda thread: _apply(source, matrix, inputs, rows, target, counters, thread))
         y = y[:, : self.out_dim].to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
@@ -88,18 +89,18 @@ def _apply(
 ) -> None:
     """Phase 0 quantises the rows, phase 1 multiplies."""
     chunks = num_chunks(len(x), thread[1])
-    chunk = claim(counters, 0)
+    chunk = claim(counters, 0, thread[0], chunks)
     while chunk < chunks:
         first, end = chunk_range(len(x), chunk, chunks)
         for row in range(first, end):
             quantise_row(x[row], inputs, row)
         complete(counters, 0)
-        chunk = claim(counters, 0)
+        chunk = claim(counters, 0, thread[0], chunks)
     wait_for(counters, 0, chunks)
     chunks = num_chunks(matrix[3], thread[1])
-    chunk = claim(counters, 1)
+    chunk = claim(counters, 1, thread[0], chunks)
     while chunk < chunks:
         multiply(inputs, matrix, rows, y, chunk_range(matrix[3], chunk, chunks), np.int64(0))
         complete(counters, 1)
-        chunk = claim(counters, 1)
+        chunk = claim(counters, 1, thread[0], chunks)
     wait_for(counters, 1, chunks)

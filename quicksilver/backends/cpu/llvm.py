@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -72,3 +73,24 @@ def prefetch(b: Builder, address: Value, offset: Value) -> None:
     """Prefetch a cache line into the second-level cache. Does not wait; an invalid address is harmless."""
     hints = [ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)]
     call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address, offset, I8), *hints])
+
+
+def for_each(
+    b: Builder, count: Value, carried: list[Value], body: Callable[[Value, list[Value]], list[Value]]
+) -> list[Value]:
+    """A loop of `body` for 0 … count - 1 with `carried` values; returns their final values. Count may be zero."""
+    before = b.block
+    check, loop, done = (b.append_basic_block() for _ in range(3))
+    b.branch(check)
+    b.position_at_end(check)
+    i = phi(b, I64, const_i64(0), before)
+    carry = [phi(b, value.type, value, before) for value in carried]
+    b.cbranch(b.icmp_signed("<", i, count), loop, done)
+    b.position_at_end(loop)
+    left = body(i, list(carry))
+    i.add_incoming(b.add(i, const_i64(1)), b.block)
+    for phi_node, value in zip(carry, left, strict=True):
+        phi_node.add_incoming(value, b.block)
+    b.branch(check)
+    b.position_at_end(done)
+    return list(carry)

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from quicksilver.backends.cpu.attention import RowArrays
 from quicksilver.backends.cpu.forward import BatchArrays, ForwardBuffers, NetworkArrays, num_phases, run_layers
+from quicksilver.backends.cpu.kv_page import pages_of
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import Matrix
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
@@ -56,7 +57,7 @@ class CompiledNetwork:
         block_rows = self._block_rows(len(x), space.scores.shape[1])
         batch = _batch(self.model, plan, cache.page_size, block_rows, self._adapter_arrays(row_adapters))
         space.x[:] = x.numpy()
-        k, v = cache.k.numpy(), cache.v.numpy()
+        k, v = pages_of(cache)
         self.pool.run(lambda thread: run_layers(self._network, space, batch, k, v, thread))
         return torch.from_numpy(space.x)
 
@@ -88,7 +89,7 @@ class CompiledNetwork:
         return space._replace(
             x=space.x[:num_rows], y=space.y[:num_rows], normed=space.normed[:num_rows],
             attended=space.attended[:num_rows], low_rank_inputs=low_rank_inputs,
-            counters=new_counters(num_phases(self.model.config.num_layers)),
+            counters=new_counters(num_phases(self.model.config.num_layers), self.pool.num_threads),
         )  # fmt: skip
 
     def _allocate(self, num_rows: int, num_keys: int, row_rank: int) -> ForwardBuffers:
@@ -108,7 +109,7 @@ class CompiledNetwork:
             row_low_rank=_floats(num_rows, row_rank),
             row_low_rank_inputs=empty_quantised(threads * num_rows, row_rank),
             scores=_floats(threads, block_rows * group, num_keys + _SCORE_PADDING),
-            counters=new_counters(0),
+            counters=new_counters(0, threads),
         )
 
 

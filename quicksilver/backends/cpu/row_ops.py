@@ -77,12 +77,6 @@ def swiglu_row(y: Floats, ffn_dim: int, out: Floats) -> None:
 
 
 @inner
-def copy_row(x: Floats, out: Floats) -> None:
-    for i in range(len(out)):
-        out[i] = x[i]
-
-
-@inner
 def clear_row(x: Floats) -> None:
     for i in range(len(x)):
         x[i] = 0

@@ -18,7 +18,6 @@ from quicksilver.backends.cpu.llvm import (
     FLOATS,
     I8,
     I32,
-    I64,
     INTS,
     LANES,
     ZEROS,
@@ -28,8 +27,8 @@ from quicksilver.backends.cpu.llvm import (
     const_f32,
     const_i64,
     fma,
+    for_each,
     load,
-    phi,
     prefetch,
     splat,
     store,
@@ -89,7 +88,7 @@ def max_of(context: Any, x: Any, count: Any) -> Any:
         def one_vector(i: Value, carry: list[Value]) -> list[Value]:
             return [_larger(b, load(b, x_at, b.mul(i, const_i64(_VECTOR_BYTES)), FLOATS), carry[0])]
 
-        (largest,) = _for_each(b, whole, [ir.Constant(FLOATS, [float("-inf")] * LANES)], one_vector)
+        (largest,) = for_each(b, whole, [ir.Constant(FLOATS, [float("-inf")] * LANES)], one_vector)
         width = LANES
         while width > 1:
             width //= 2
@@ -100,7 +99,7 @@ def max_of(context: Any, x: Any, count: Any) -> Any:
         def one_float(i: Value, carry: list[Value]) -> list[Value]:
             return [_larger(b, load(b, x_at, b.mul(b.add(done, i), const_i64(4)), F32), carry[0])]
 
-        return _for_each(b, b.sub(count, done), [b.extract_element(largest, ir.Constant(I32, 0))], one_float)[0]
+        return for_each(b, b.sub(count, done), [b.extract_element(largest, ir.Constant(I32, 0))], one_float)[0]
 
     return types.float32(x, count), codegen
 
@@ -137,35 +136,13 @@ def _sum(b: Builder, x_at: Value, count: Value, term: Callable[[Value], Value]) 
     def one_vector(i: Value, carry: list[Value]) -> list[Value]:
         return [b.fadd(carry[0], term(load(b, x_at, b.mul(i, const_i64(_VECTOR_BYTES)), FLOATS)))]
 
-    (lanes,) = _for_each(b, whole, [ZEROS], one_vector)
+    (lanes,) = for_each(b, whole, [ZEROS], one_vector)
     done = b.mul(whole, const_i64(LANES))
 
     def one_float(i: Value, carry: list[Value]) -> list[Value]:
         return [b.fadd(carry[0], term(load(b, x_at, b.mul(b.add(done, i), const_i64(4)), F32)))]
 
-    return _for_each(b, b.sub(count, done), [_sum_lanes(b, lanes)], one_float)[0]
-
-
-@intrinsic
-def prefetch_vectors(context: Any, address: Any, stride: Any, count: Any, num_bytes: Any) -> Any:
-    """Prefetch `count` vectors of `num_bytes`, a multiple of 64, that begin `stride` bytes apart."""
-
-    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        start, stride, count, num_bytes = args
-
-        def one_vector(i: Value, carried: list[Value]) -> list[Value]:
-            vector_at = b.add(start, b.mul(i, stride))
-
-            def one_line(line: Value, carried: list[Value]) -> list[Value]:
-                prefetch(b, vector_at, b.mul(line, const_i64(_VECTOR_BYTES)))
-                return []
-
-            return _for_each(b, b.sdiv(num_bytes, const_i64(_VECTOR_BYTES)), [], one_line)
-
-        _for_each(b, count, [], one_vector)
-        return context.get_dummy_value()
-
-    return types.void(address, stride, count, num_bytes), codegen
+    return for_each(b, b.sub(count, done), [_sum_lanes(b, lanes)], one_float)[0]
 
 
 def make_key_scores(num_vectors: int) -> Any:
@@ -203,9 +180,9 @@ def make_key_scores(num_vectors: int) -> Any:
 
             blocks = b.sdiv(count, const_i64(LANES))
             done = b.mul(blocks, const_i64(LANES))
-            _for_each(b, blocks, [], one_block)
+            for_each(b, blocks, [], one_block)
             count = b.sub(count, done)
-            _for_each(b, count, [], one_key)
+            for_each(b, count, [], one_key)
             return context.get_dummy_value()
 
         return types.void(q, keys, key_stride, count, scores, accumulate), codegen
@@ -213,55 +190,41 @@ def make_key_scores(num_vectors: int) -> Any:
     return key_scores
 
 
-def make_value_sum(num_vectors: int, num_heads: int = 1) -> Any:
-    """value_sum(weights, weight_stride, values, value_stride, count, out): add weighted sums of `count` values to
-    `out`, one sum for each of `num_heads` adjacent heads. A value is loaded once for all of them."""
+def make_value_sum(num_vectors: int, num_heads: int = 1, kind: Any = F32) -> Any:
+    """value_sum(weights, weight_stride, values, value_stride, count, out, ahead): add weighted sums of `count` values,
+    numbers of `kind`, to `out`: one sum for each of `num_heads` adjacent heads. A value is loaded once for all of them.
+    From `ahead` as many bytes are prefetched as are read from `values`."""
+    value_vector = ir.VectorType(kind, LANES)
+    value_bytes = LANES * (4 if kind is F32 else 2)
 
     @intrinsic
     def value_sum(
-        context: Any, weights: Any, weight_stride: Any, values: Any, value_stride: Any, count: Any, out: Any
+        context: Any, weights: Any, weight_stride: Any, values: Any, value_stride: Any, count: Any, out: Any, ahead: Any
     ) -> Any:
         def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-            weights_at, weight_stride, values_at, value_stride, count, out_at = args
+            weights_at, weight_stride, values_at, value_stride, count, out_at, ahead = args
             starts = [b.add(weights_at, b.mul(weight_stride, const_i64(head))) for head in range(num_heads)]
             places = [_VECTOR_BYTES * i for i in range(num_heads * num_vectors)]
 
             def one_value(i: Value, sums: list[Value]) -> list[Value]:
-                value_at, offset = b.add(values_at, b.mul(i, value_stride)), b.mul(i, const_i64(4))
-                parts = [load(b, value_at, _VECTOR_BYTES * part, FLOATS) for part in range(num_vectors)]
+                place, offset = b.mul(i, value_stride), b.mul(i, const_i64(4))
+                value_at, ahead_at = b.add(values_at, place), b.add(ahead, place)
+                for line in range(0, num_vectors * value_bytes, _VECTOR_BYTES):
+                    prefetch(b, ahead_at, const_i64(line))
+                parts = [load(b, value_at, value_bytes * part, value_vector) for part in range(num_vectors)]
+                parts = parts if kind is F32 else [b.fpext(part, FLOATS) for part in parts]
                 factors = [splat(b, load(b, start, offset, F32), FLOATS) for start in starts]
                 pairs = [(factor, part) for factor in factors for part in parts]
                 return [fma(b, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
             before = [load(b, out_at, place, FLOATS) for place in places]
-            for place, total in zip(places, _for_each(b, count, before, one_value), strict=True):
+            for place, total in zip(places, for_each(b, count, before, one_value), strict=True):
                 store(b, total, out_at, place)
             return context.get_dummy_value()
 
-        return types.void(weights, weight_stride, values, value_stride, count, out), codegen
+        return types.void(weights, weight_stride, values, value_stride, count, out, ahead), codegen
 
     return value_sum
-
-
-def _for_each(
-    b: Builder, count: Value, carried: list[Value], body: Callable[[Value, list[Value]], list[Value]]
-) -> list[Value]:
-    """A loop of `body` for 0 … count - 1 with `carried` values; returns their final values. Count may be zero."""
-    before = b.block
-    check, loop, done = (b.append_basic_block() for _ in range(3))
-    b.branch(check)
-    b.position_at_end(check)
-    i = phi(b, I64, const_i64(0), before)
-    carry = [phi(b, value.type, value, before) for value in carried]
-    b.cbranch(b.icmp_signed("<", i, count), loop, done)
-    b.position_at_end(loop)
-    left = body(i, list(carry))
-    i.add_incoming(b.add(i, const_i64(1)), b.block)
-    for phi_node, value in zip(carry, left, strict=True):
-        phi_node.add_incoming(value, b.block)
-    b.branch(check)
-    b.position_at_end(done)
-    return list(carry)
 
 
 def _sum_each(b: Builder, vectors: list[Callable[[], Value]]) -> Value:

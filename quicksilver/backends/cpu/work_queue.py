@@ -1,8 +1,10 @@
 """Work sharing between the threads of one compiled call: phases of numbered chunks with atomic counters.
 
-A free thread claims the next chunk of the phase. A phase is complete when all its chunks are, whichever threads ran
-them. So a thread that starts late, or that the system suspends between two chunks, does not delay the others. The
-counters belong to one call, because a late thread may still read them while the next call runs.
+The chunks of a phase are divided into one range per thread. A thread claims the chunks of its own range in order, so
+that what it prefetches is what it processes next; then it claims those that are left in the ranges of others. A phase
+is complete when all its chunks are, whichever threads ran them. So a thread that starts late, or that the system
+suspends between two chunks, does not delay the others. The counters belong to one call, because a late thread may still
+read them while the next call runs.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.llvm import I32, I64, Builder, Value, call, const_i64
 
-# (phases, 16): the number of claimed chunks and, one cache line further, of completed chunks.
+# (phases, threads + 1, 8), a cache line each: the number of claimed chunks of every range, then of completed chunks.
 PhaseCounters = NDArray[np.int64]
-_PHASE_BYTES, _COMPLETED_OFFSET = 128, 64
+_LINE_BYTES = 64
 # Chunks per thread: if one thread is slow, the others take the chunks that it has not claimed.
-_CHUNKS_PER_THREAD = 4
+_CHUNKS_PER_THREAD = 8
 # A waiting thread polls with `pause` instructions (about 10 ns each) this often, then also yields the processor: the
 # thread that it waits for may need it.
 _POLLS_BEFORE_YIELD = 64
@@ -33,8 +35,8 @@ _POLLS_BEFORE_SLEEP = 320
 _SLEEP_US = 50
 
 
-def new_counters(num_phases: int) -> PhaseCounters:
-    return np.zeros((num_phases, 16), np.int64)
+def new_counters(num_phases: int, num_threads: int) -> PhaseCounters:
+    return np.zeros((num_phases, num_threads + 1, 8), np.int64)
 
 
 @inner
@@ -50,21 +52,35 @@ def chunk_range(count: int, chunk: int, chunks: int) -> tuple[int, int]:
 
 
 @inner
-def claim(counters: PhaseCounters, phase: int) -> int:
-    """The number of the next unclaimed chunk; at least the number of chunks if there is none."""
-    return _fetch_add_one(address_of(counters) + _PHASE_BYTES * phase)
+def claim(counters: PhaseCounters, phase: int, thread: int, chunks: int) -> int:
+    """The number of the next unclaimed chunk of a phase with `chunks` chunks; `chunks` if there is none."""
+    num_ranges = counters.shape[1] - 1
+    for distance in range(num_ranges):
+        owner = (thread + distance) % num_ranges
+        first, end = chunk_range(chunks, owner, num_ranges)
+        if first < end:
+            chunk = first + _fetch_add_one(_counter(counters, phase, owner))
+            if chunk < end:
+                return chunk
+    return chunks
 
 
 @inner
 def complete(counters: PhaseCounters, phase: int) -> None:
     """Report a claimed chunk as done."""
-    _fetch_add_one(address_of(counters) + _PHASE_BYTES * phase + _COMPLETED_OFFSET)
+    _fetch_add_one(_counter(counters, phase, counters.shape[1] - 1))
 
 
 @inner
 def wait_for(counters: PhaseCounters, phase: int, chunks: int) -> None:
     """Wait until all chunks of the phase are complete; their writes are visible afterwards."""
-    _poll_until(address_of(counters) + _PHASE_BYTES * phase + _COMPLETED_OFFSET, chunks)
+    _poll_until(_counter(counters, phase, counters.shape[1] - 1), chunks)
+
+
+@inner
+def _counter(counters: PhaseCounters, phase: int, index: int) -> int:
+    """The address of a counter."""
+    return address_of(counters) + _LINE_BYTES * (phase * counters.shape[1] + index)
 
 
 @intrinsic

@@ -26,7 +26,6 @@ class CheckpointSummary:
     dtypes: Mapping[str, int]  # number of stored values by type, most frequent first
     weight_bytes: Mapping[str, int]  # memory of the weights in each number format
     loading_bytes: Mapping[str, int]  # the most that they take while they are loaded
-    kv_bytes_per_token: Mapping[str, int]  # KV memory per token, by dtype of the cache
 
 
 def describe(path_or_dir: Path | str) -> CheckpointSummary:
@@ -45,7 +44,6 @@ def describe(path_or_dir: Path | str) -> CheckpointSummary:
         dtypes=dict(dtypes.most_common()),
         weight_bytes=weight_bytes(config),
         loading_bytes=loading_bytes(config),
-        kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
     )
 
 
@@ -60,7 +58,6 @@ def describe_config(config: ModelConfig, path: Path, file_bytes: int) -> Checkpo
         dtypes={},
         weight_bytes=weight_bytes(config),
         loading_bytes=loading_bytes(config),
-        kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
     )
 
 

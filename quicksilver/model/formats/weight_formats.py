@@ -28,6 +28,11 @@ def formats_of(device: str) -> tuple[str, ...]:
     return tuple(name for name, devices in DEVICES.items() if device in devices)
 
 
+def kv_number_bytes(weights: str) -> int:
+    """Bytes of a number in the KV cache beside weights of this format."""
+    return 4 if weights == "float32" else 2
+
+
 def check_format(name: str, device: str) -> None:
     """Raises InvalidRequest unless `device` supports the format; the message names the formats that it supports."""
     if name not in DEVICES:

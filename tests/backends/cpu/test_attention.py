@@ -11,24 +11,38 @@ if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.attention import KvHead, RowArrays, RowVectors, attend
+from quicksilver.backends.cpu.llvm import LANES
 
 PAGE_SIZE = 16
 
 
-@pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 48), (1, 64), (3, 64), (7, 64), (2, 128)])
+def in_pages(cache: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values, (2, slots, head_dim) in fp16, in the layout of `kv_page`: (pages, head_dim, page_size) and
+    (pages, page_size, head_dim)."""
+    keys, values = cache.reshape(2, -1, PAGE_SIZE, cache.shape[2])
+    return np.ascontiguousarray(keys.transpose(0, 2, 1)), np.ascontiguousarray(values)
+
+
+def kv_heads(memory: tuple[np.ndarray, np.ndarray], batch: np.ndarray) -> list[KvHead]:
+    strides = [(part.strides[0], batch.strides[1]) for part in memory]
+    return [KvHead(memory[i].ctypes.data, strides[i][0], batch[i].ctypes.data, strides[i][1]) for i in range(2)]
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 48), (1, 64), (3, 64), (7, 64), (2, 128), (7, 128)])
 @pytest.mark.parametrize(("prefix_len", "span"), [(0, (0, 3)), (41, (0, 0)), (32, (1, 3))])
 def test_prefix_and_span_are_attended_in_order(
     group: int, head_dim: int, prefix_len: int, span: tuple[int, int]
 ) -> None:
     random = np.random.default_rng(0)
-    cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float32)
+    cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float16)
+    memory = in_pages(cache)
     batch = random.standard_normal((2, 3, head_dim)).astype(np.float32)
     q, out = random.standard_normal((group, head_dim)).astype(np.float32), np.zeros((group, head_dim), np.float32)
     pages = np.array([[5, 0, 3]])
     one = np.zeros(1, np.int64)
     rows = RowArrays(one, one + prefix_len, one + span[0], one + span[1], one, pages, PAGE_SIZE)
-    keys, values = (KvHead(cache[i].ctypes.data, 4 * head_dim, batch[i].ctypes.data, 4 * head_dim) for i in range(2))
-    scores = np.zeros((group, 3 * PAGE_SIZE + 3), np.float32)
+    keys, values = kv_heads(memory, batch)
+    scores = np.zeros((group, 4 * PAGE_SIZE + 3), np.float32)
     vectors = RowVectors(q.ctypes.data, 0), RowVectors(out.ctypes.data, 0)
     attend((0, 1), (group, head_dim), vectors, rows, (keys, values), scores)
     slots = (pages[0][:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel()[:prefix_len]
@@ -45,13 +59,14 @@ def test_prefix_and_span_are_attended_in_order(
 @pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 64), (2, 128)])
 def test_rows_of_a_block_equal_rows_alone(group: int, head_dim: int, prefix_ends: list[int]) -> None:
     random, num_rows = np.random.default_rng(1), len(prefix_ends)
-    cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float32)
+    cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float16)
+    memory = in_pages(cache)
     batch = random.standard_normal((2, num_rows, head_dim)).astype(np.float32)
     q = random.standard_normal((num_rows, group, head_dim)).astype(np.float32)
     zero, number = np.zeros(num_rows, np.int64), np.arange(num_rows)
     rows = RowArrays(zero, np.array(prefix_ends), zero, number + 1, zero, np.array([[4, 1, 2]]), PAGE_SIZE)
-    keys, values = (KvHead(cache[i].ctypes.data, 4 * head_dim, batch[i].ctypes.data, 4 * head_dim) for i in range(2))
-    scores = np.zeros((num_rows * group, max(prefix_ends) + num_rows), np.float32)
+    keys, values = kv_heads(memory, batch)
+    scores = np.zeros((num_rows * group, max(prefix_ends) + num_rows + LANES), np.float32)
 
     def attended(blocks: list[tuple[int, int]]) -> np.ndarray:
         out = np.zeros((num_rows, group, head_dim), np.float32)

@@ -20,20 +20,20 @@ NUM_PHASES = 20
 
 
 @inner
-def work(counters, done):  # type: ignore[no-untyped-def]
+def work(counters, done, thread):  # type: ignore[no-untyped-def]
     """Every chunk adds one to the sum of all chunks of the phase before."""
     for phase in range(1, len(done)):
-        chunk = claim(counters, phase)
+        chunk = claim(counters, phase, thread, done.shape[1])
         while chunk < done.shape[1]:
             done[phase, chunk] += done[phase - 1].sum() + 1
             complete(counters, phase)
-            chunk = claim(counters, phase)
+            chunk = claim(counters, phase, thread, done.shape[1])
         wait_for(counters, phase, done.shape[1])
 
 
 def run(pool: ThreadPool, count: int = 3) -> list[int]:
-    counters, done = new_counters(NUM_PHASES), np.zeros((NUM_PHASES, count), np.int64)
-    pool.run(lambda _: work(counters, done))
+    counters, done = new_counters(NUM_PHASES, pool.num_threads), np.zeros((NUM_PHASES, count), np.int64)
+    pool.run(lambda thread: work(counters, done, thread[0]))
     return done[-1].tolist()
 
 
@@ -71,6 +71,19 @@ def test_concurrent_callers_do_not_deadlock() -> None:
     for caller in callers:
         caller.join(timeout=60)
     assert results == [expected()] * 30
+
+
+@inner
+def claimed(counters, thread, chunks):  # type: ignore[no-untyped-def]
+    return claim(counters, 0, thread, chunks)
+
+
+def test_a_thread_claims_its_own_range_in_order_and_then_what_others_left() -> None:
+    counters = new_counters(1, 2)
+    assert [claimed(counters, 0, 5) for _ in range(2)] == [0, 1]
+    assert [claimed(counters, 1, 5) for _ in range(2)] == [2, 3]
+    assert [claimed(counters, 0, 5) for _ in range(2)] == [4, 5], "5: there is none left"
+    assert claimed(counters, 1, 5) == 5
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 7])

@@ -38,7 +38,6 @@ def test_the_memory_plan_counts_weights_and_cache(tmp_path: Path) -> None:
     layers = config.num_params - table * (1 if config.tied_head else 2)
     assert summary.weight_bytes["int4"] == layers * 5 // 8 + table + 2 * (config.num_params - layers)
     assert summary.loading_bytes["int4"] == layers * 5 // 8 + table + 2 * config.num_params
-    assert summary.kv_bytes_per_token["bfloat16"] == config.kv_bytes_per_token(2)
 
 
 def test_a_missing_checkpoint_is_not_found(tmp_path: Path) -> None:
