@@ -15,18 +15,14 @@ import torch
 from torch import Tensor
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.training.batches import Batch
+from quicksilver.training.example_rows import ExampleRows, ScoredRows, example_rows, num_fitting
 from quicksilver.training.loop import StepReport
-from quicksilver.training.loss import rows_with_loss, token_log_probs
 from quicksilver.training.network import Network
-from quicksilver.training.pack import Document, PackedRows, lay_out
 from quicksilver.training.proposals import Proposal
 from quicksilver.training.recipe import Kto
-from quicksilver.training.skill import SkilledRows
 
 # Bounds of the total weight of accepted over that of rejected proposals.
 LEAST_RATIO, MOST_RATIO = 1.0, 4 / 3
-_NO_EXAMPLE = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +61,6 @@ def kto_loss(
 
 
 @dataclass(frozen=True, slots=True)
-class ExampleRows:
-    """Packed documents, and the number of the example at every answer token (-1 elsewhere)."""
-
-    rows: PackedRows
-    example: npt.NDArray[np.int32]
-    num_examples: int
-
-
-@dataclass(frozen=True, slots=True)
 class FixedBatch:
     """Proposals of one step, in the order of `numbers`, and prompts with another proposal for the divergence."""
 
@@ -87,7 +74,7 @@ def fixed_batches(proposals: Sequence[Proposal], row_len: int, num_rows: int, nu
     documents = [proposal.document() for proposal in proposals]
     start = 0
     while start < len(documents):
-        count = _fitting(documents[start:], row_len, num_rows)
+        count = num_fitting(documents[start:], row_len, num_rows)
         if start + count >= len(documents) and start:
             return
         picked = proposals[start : start + count]
@@ -95,45 +82,13 @@ def fixed_batches(proposals: Sequence[Proposal], row_len: int, num_rows: int, nu
             replace(proposal, answer=picked[(i + 1) % count].answer).document() for i, proposal in enumerate(picked)
         ]
         others = [document for document in others if len(document.token_ids) <= row_len]
-        kept = others[: _fitting(others, row_len, num_kl_rows)]
-        mine = _example_rows(documents[start : start + count], row_len, num_rows)
-        yield FixedBatch(mine, np.arange(start, start + count), _example_rows(kept, row_len, num_kl_rows))
+        kept = others[: num_fitting(others, row_len, num_kl_rows)]
+        mine = example_rows(documents[start : start + count], row_len, num_rows)
+        yield FixedBatch(mine, np.arange(start, start + count), example_rows(kept, row_len, num_kl_rows))
         start += count
 
 
-def _fitting(documents: Sequence[Document], row_len: int, num_rows: int) -> int:
-    """How many of the first documents fill the rows, each in the first row with room."""
-    room = [row_len] * num_rows
-    for number, document in enumerate(documents):
-        length = len(document.token_ids)
-        row = next((i for i, space in enumerate(room) if space >= length), None)
-        if length > row_len:
-            raise InvalidRequest(f"a proposal of {length} tokens does not fit a row of {row_len}")
-        if row is None:
-            return number
-        room[row] -= length
-    return len(documents)
-
-
-def _example_rows(documents: Sequence[Document], row_len: int, num_rows: int) -> ExampleRows:
-    held: list[list[int]] = [[] for _ in range(num_rows)]
-    room = [row_len] * num_rows
-    for number, document in enumerate(documents):
-        row = next(i for i, space in enumerate(room) if space >= len(document.token_ids))
-        held[row].append(number)
-        room[row] -= len(document.token_ids)
-    rows = lay_out([[documents[i] for i in numbers] for numbers in held], row_len, 0, 1 << 20)
-    example = np.full(rows.token_ids.shape, _NO_EXAMPLE, dtype=np.int32)
-    for row, numbers in enumerate(held):
-        at = 0
-        for number in numbers:
-            end = at + len(documents[number].token_ids)
-            example[row, at:end] = np.where(documents[number].is_answer, number, _NO_EXAMPLE)
-            at = end
-    return ExampleRows(rows, example, len(documents))
-
-
-class KtoTask(SkilledRows):
+class KtoTask(ScoredRows):
     """Implements `loop.Task`. `begin` must run once, with the reference loaded, before the first step."""
 
     def __init__(
@@ -144,7 +99,7 @@ class KtoTask(SkilledRows):
         reserved_ids: Sequence[int],
         decode: Callable[[list[int]], str] = str,
     ) -> None:
-        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids)
+        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids, spec.head_chunk)
         self.spec, self._proposals, self._decode = spec, proposals, decode
         self._batches = list(fixed_batches(proposals, spec.row_len, spec.rows_per_batch, spec.kl_rows))
         accepted = np.array([proposal.is_accepted for proposal in proposals])
@@ -184,19 +139,6 @@ class KtoTask(SkilledRows):
         scalars = {"divergence": divergence, **_means(log_ratio.detach(), is_accepted)}
         return StepReport(loss.detach(), batch.proposals.rows.token_ids.size, scalars)
 
-    def log_probs(self, examples: ExampleRows) -> Tensor:
-        """(num_examples,) log-probability of each answer."""
-        batch, example = self._on_device(examples)
-        number = example.roll(-1, dims=1)
-        number[:, -1] = _NO_EXAMPLE
-        flat, target = number.flatten(), batch.token_ids.roll(-1, dims=1).flatten()
-        rows = rows_with_loss((flat >= 0).float(), self.spec.head_chunk)
-        hidden = self.hidden(batch).flatten(0, 1).index_select(0, rows)
-        found = token_log_probs(hidden, self.head(), target[rows], self.reserved_ids, self.spec.head_chunk)
-        # Rows without an example are added to a place after the last one.
-        place = torch.where(flat[rows] >= 0, flat[rows], examples.num_examples).long()
-        return found.new_zeros(examples.num_examples + 1).index_add(0, place, found)[:-1]
-
     def sample(self) -> str:
         """The first proposal and its judgement."""
         proposal = self._proposals[0]
@@ -211,16 +153,6 @@ class KtoTask(SkilledRows):
         pass_number, place = divmod(number, len(self._batches))
         order = np.random.default_rng((self.spec.optim.seed, pass_number)).permutation(len(self._batches))
         return int(order[place])
-
-    def _on_device(self, examples: ExampleRows) -> tuple[Batch, Tensor]:
-        device, rows = self.network.device, examples.rows
-        is_start = torch.from_numpy(rows.is_start).to(device)
-        index = torch.arange(rows.row_len, device=device)
-        start_of = torch.where(is_start, index, 0).cummax(1).values
-        flags = (torch.from_numpy(flag).to(device) for flag in (rows.is_answer, rows.is_text))
-        token_ids = torch.from_numpy(rows.token_ids.astype(np.int64)).to(device)
-        batch = Batch(token_ids, is_start.cumsum(1, dtype=torch.int32), index - start_of, *flags)
-        return batch, torch.from_numpy(examples.example).to(device)
 
 
 def _means(log_ratio: Tensor, is_accepted: Tensor) -> dict[str, Tensor]:

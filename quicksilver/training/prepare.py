@@ -98,9 +98,10 @@ def _edit_prompts(data: Data, source: Path, formatter: Formatter) -> list[EditPr
     """Requests for next edits that fit a row with their answer, drawn evenly from all records."""
     prompts = []
     for kind, row in held_out_edits(source, data.seed):
-        prompt = formatter.prompt(row)
-        if prompt is not None and any(True for _ in formatter.documents(row)):
-            prompts.append(EditPrompt(prompt, row.request.region, row.answer, kind))
+        prompt, document = formatter.prompt(row), next(formatter.documents(row), None)
+        if prompt is not None and document is not None:
+            expected = document.token_ids[len(prompt) :].tolist()
+            prompts.append(EditPrompt(prompt, row.request.region, row.answer, kind, expected))
     random.Random(f"{data.seed}/proposals").shuffle(prompts)
     return prompts[: data.proposals]
 

@@ -11,7 +11,7 @@ import lzma
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,15 @@ _ORDER, _BETA = 6, 2.0
 
 @dataclass(frozen=True, slots=True)
 class EditPrompt:
-    """The prompt of a next edit, with the region before it and the expected region after it."""
+    """The prompt of a next edit, with the region before it and the expected region after it.
+
+    `expected` are the ids of the expected answer, empty where nothing learns from it."""
 
     prompt: list[int]
     region: str
     target: str
     kind: str
+    expected: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,16 @@ class Proposal:
     is_shown: bool
     is_accepted: bool
     log_prob: float = 0.0
+    expected: list[int] = field(default_factory=list)
 
     def document(self) -> Document:
-        ids = np.array([*self.prompt, *self.answer], dtype=np.int32)
+        return self._followed_by(self.answer)
+
+    def expected_document(self) -> Document:
+        return self._followed_by(self.expected)
+
+    def _followed_by(self, answer: list[int]) -> Document:
+        ids = np.array([*self.prompt, *answer], dtype=np.int32)
         is_answer = np.arange(len(ids)) >= len(self.prompt)
         return Document(ids, is_answer, np.zeros_like(is_answer))
 
@@ -53,7 +63,7 @@ class Proposal:
 def judged(edit: EditPrompt, answer: list[int], text: str, log_prob: float) -> Proposal:
     """The proposal for an answer, given as ids and as text."""
     is_shown = text.rstrip() != edit.region.rstrip()
-    return Proposal(edit.prompt, answer, edit.kind, is_shown, is_accepted(edit, text), log_prob)
+    return Proposal(edit.prompt, answer, edit.kind, is_shown, is_accepted(edit, text), log_prob, edit.expected)
 
 
 def is_accepted(edit: EditPrompt, text: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from quicksilver.errors import InvalidRequest
 
-Stage = Literal["prepare", "distil", "skill", "generate", "propose", "kto", "canvas", "evaluate", "export"]
+Stage = Literal["prepare", "distil", "skill", "generate", "propose", "kto", "pairs", "canvas", "evaluate", "export"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
@@ -164,6 +164,24 @@ class Kto:
 
 
 @dataclass(frozen=True, slots=True)
+class Pairs:
+    """Preference training of the skill adapter on pairs of the expected answer and a wrong proposal."""
+
+    rank: int = 32
+    beta: float = 0.3
+    # Weight of the mean cross-entropy of the expected answers.
+    expected_weight: float = 1.0
+    row_len: int = 2048
+    rows_per_batch: int = 16
+    # At most this many pairs; 0 takes all.
+    max_pairs: int = 0
+    head_chunk: int = 4096
+    # Skill adapter to start from, which is the reference; empty takes this run's skill checkpoint.
+    warm_start: str = ""
+    optim: Optim = field(default_factory=Optim)
+
+
+@dataclass(frozen=True, slots=True)
 class Canvas:
     """The canvas adapter: a LoRA that applies to canvas rows only."""
 
@@ -219,6 +237,7 @@ class Recipe:
     generate: Generate = field(default_factory=Generate)
     propose: Propose = field(default_factory=Propose)
     kto: Kto = field(default_factory=Kto)
+    pairs: Pairs = field(default_factory=Pairs)
     canvas: Canvas = field(default_factory=Canvas)
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)

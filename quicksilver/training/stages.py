@@ -7,11 +7,13 @@ only when it runs: the other stages need neither tokenizer code nor text.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.training import evaluate as measures
@@ -35,6 +37,7 @@ from quicksilver.training.kto import KtoTask
 from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
+from quicksilver.training.pairs import PairTask, wrong_proposals
 from quicksilver.training.prepared_data import (
     EDIT_PROMPTS,
     EVAL_PROMPTS,
@@ -224,15 +227,31 @@ def kto(run: Run) -> None:
     found = [proposal for proposal in found if proposal.answer and len(proposal.document().token_ids) <= spec.row_len]
     found = thinned(found, spec.accepted_per_rejected, spec.optim.seed)
     task = KtoTask(network, found, spec, sorted(set(facts.reserved.values())), run.decode)
-    own = run.folder / "skill" / CHECKPOINT
-    has_own = not spec.warm_start
-    task.begin(finished_tensors(own) if has_own else skill_tensors(Path(spec.warm_start), task.reserved_ids))
+    task.begin(_start_of(run, spec.warm_start, task.reserved_ids))
     accepted = sum(proposal.is_accepted for proposal in found)
     weights = f"{task.weights.accepted:.2f} and {task.weights.rejected:.2f}"
     journal.print_line(f"{accepted} accepted and {len(found) - accepted} rejected, weights {weights}")
     journal.print_line(f"selectivity before: {selectivity_text(task.scored())}")
     Loop(task, spec.optim, run.folder / "kto", journal).run()
     journal.print_line(f"selectivity after: {selectivity_text(task.scored())}")
+
+
+def pairs(run: Run) -> None:
+    """Preference training from a skill on pairs of the expected answer and this run's wrong proposals."""
+    spec, journal, facts = run.recipe.pairs, run.journal("pairs"), Facts.load(run.data)
+    wrong = wrong_proposals(read_proposals(run.folder / PROPOSALS), spec.row_len, spec.max_pairs, spec.optim.seed)
+    network = run.network(with_skill=False)
+    task = PairTask(network, wrong, spec, sorted(set(facts.reserved.values())), run.decode)
+    task.begin(_start_of(run, spec.warm_start, task.reserved_ids))
+    journal.print_line(f"{len(wrong)} pairs in {task.num_batches} batches")
+    Loop(task, spec.optim, run.folder / "pairs", journal).run()
+
+
+def _start_of(run: Run, warm_start: str, reserved_ids: Tensor) -> Mapping[str, Tensor]:
+    """The adapter that preference training starts from: a file, or this run's skill checkpoint."""
+    if warm_start:
+        return skill_tensors(Path(warm_start), reserved_ids)
+    return finished_tensors(run.folder / "skill" / CHECKPOINT)
 
 
 def canvas(run: Run) -> None:
@@ -281,7 +300,7 @@ def export(run: Run) -> None:
     """Round every checkpoint of this run into its adapter file."""
     journal, facts = run.journal("export"), Facts.load(run.data)
     reserved = torch.tensor(sorted(set(facts.reserved.values())))
-    last = "kto" if (run.folder / "kto" / CHECKPOINT).exists() else "skill"
+    last = next((stage for stage in ("pairs", "kto") if (run.folder / stage / CHECKPOINT).exists()), "skill")
     for stage, target in ((last, run.folder / SKILL), ("canvas", run.folder / CANVAS)):
         checkpoint = run.folder / stage / CHECKPOINT
         if not checkpoint.exists():
@@ -349,6 +368,7 @@ STAGES = {
     "generate": generate,
     "propose": propose,
     "kto": kto,
+    "pairs": pairs,
     "canvas": canvas,
     "export": export,
     "evaluate": evaluate,
