@@ -93,7 +93,8 @@ def check_network(
     mask_index = torch.where(plan.is_canvas & has_canvas, torch.arange(rows) % 15, -1)
     if not has_canvas:
         plan = replace(plan, is_canvas=torch.zeros_like(plan.is_canvas))
-    batch = Batch(token_ids, mask_index, plan, torch.arange(rows), has_canvas)
+    # A forward without a graph copies the proposing rows to the buffer of the graphs.
+    batch = Batch(token_ids, mask_index, plan, torch.arange(min(rows, graph_rows)), has_canvas)
     cache = PagedCache.allocate(config, 160, 16, place.device, place.dtype)
     cache.k.normal_()
     cache.v.normal_()
