@@ -1,4 +1,4 @@
-"""The four linears of a layer for up to 64 rows, one launch each with its epilogue: head norms, RoPE and cache write
+"""The four linears of a layer for up to 256 rows, one launch each with its epilogue: head norms, RoPE and cache write
 after qkv, SwiGLU after gate and up, the residual addition after o and down.
 
 A norm needs no launch. The linear that completes the residual stream also stores a `NormInput`: the stream times the
@@ -30,6 +30,8 @@ from quicksilver.backends.cuda.kernels.weight_streaming import (
 
 # Some warps dequantise int4 while others multiply.
 _INT4_WARPS = 8
+# Warps from this number of rows on: with four, the sums would not fit the registers.
+_MANY_ROWS, _MANY_ROWS_WARPS = 128, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,11 @@ def linear_add(
 def _tiling(block_n: int, num_tiles: int, weight: Weight, steps: Tensor | None, rows: int) -> Tiling:
     k = weight.depth
     if steps is not None:
-        return pick_fp8_tiling(block_n, num_tiles, k, rows, k // len(steps))
-    tiling = pick_tiling(block_n, num_tiles, k, rows, weight.num_bytes / (weight.w.shape[0] * k))
+        tiling = pick_fp8_tiling(block_n, num_tiles, k, rows, k // len(steps))
+    else:
+        tiling = pick_tiling(block_n, num_tiles, k, rows, weight.num_bytes / (weight.w.shape[0] * k))
+    if rows >= _MANY_ROWS:
+        return replace(tiling, num_warps=_MANY_ROWS_WARPS)
     return replace(tiling, num_warps=_INT4_WARPS) if weight.bits == 4 and 2 * block_n >= 128 else tiling
 
 

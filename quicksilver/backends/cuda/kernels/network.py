@@ -45,6 +45,8 @@ from quicksilver.backends.cuda.kernels.row_kernels import (
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums
 from quicksilver.backends.cuda.kernels.weights import LayerWeights, LoraPair, NetworkWeights
 from quicksilver.backends.cuda.kernels.workspace import (
+    CHUNK_ROWS,
+    QUANTISED_CHUNK_ROWS,
     SMALL_BATCH_ROWS,
     SPLITS,
     RowInputs,
@@ -58,8 +60,8 @@ from quicksilver.model.config import ModelConfig
 
 
 class MatmulMode(StrEnum):
-    """FASTEST, or BATCH_INVARIANT: tiles of 64 rows and a fixed reduction order, so that a row's result does not depend
-    on the other rows of the batch."""
+    """FASTEST, or BATCH_INVARIANT: the same kernels with one reduction order for every number of rows, so that a row's
+    result does not depend on the other rows of the batch."""
 
     FASTEST = "fastest"
     BATCH_INVARIANT = "batch_invariant"
@@ -126,9 +128,10 @@ class CudaNetwork:
             )
         workspace = Workspace.allocate(self.config, self.weights, num_rows, self.attention_shape(num_rows), activations)
         if is_invariant:
-            partials = PartialSums.allocate(partial_floats(self.config, SMALL_BATCH_ROWS), workspace.x.device)
-            small = (self.config, self.weights, SMALL_BATCH_ROWS, self.attention_shape(SMALL_BATCH_ROWS), activations)
-            return replace(workspace, partials=partials).in_chunks(lambda: Workspace.allocate(*small))
+            chunk = min(num_rows, CHUNK_ROWS if self.weights.head.scale is None else QUANTISED_CHUNK_ROWS)
+            partials = PartialSums.allocate(partial_floats(self.config, chunk), workspace.x.device)
+            small = (self.config, self.weights, chunk, self.attention_shape(chunk), activations)
+            return replace(workspace, partials=partials).in_chunks(chunk, lambda: Workspace.allocate(*small))
         return workspace
 
     def run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
@@ -184,7 +187,7 @@ class CudaNetwork:
             has_term = is_gated and bool(layers[index].canvas)
             for part, chunk in chunks:
                 self._small_qkv(index, part, chunk, has_term)
-            attended = self._small_attend(index, rows, workspace).split(SMALL_BATCH_ROWS)
+            attended = self._small_attend(index, rows, workspace).split(len(chunks[0][1].x))
             for (part, chunk), seen in zip(chunks, attended, strict=True):
                 self._small_rest(index, next_norm, (part, seen), chunk, has_term)
         return workspace.x
@@ -192,8 +195,9 @@ class CudaNetwork:
     def _chunks(self, rows: RowInputs, workspace: Workspace) -> list[tuple[RowInputs, Workspace]]:
         if not workspace.chunks:
             return [(rows, workspace)]
-        starts = range(0, len(rows.token_ids), SMALL_BATCH_ROWS)
-        return [(rows.part(a, a + SMALL_BATCH_ROWS), chunk) for a, chunk in zip(starts, workspace.chunks, strict=True)]
+        size = len(workspace.chunks[0].x)
+        starts = range(0, len(rows.token_ids), size)
+        return [(rows.part(a, a + size), chunk) for a, chunk in zip(starts, workspace.chunks, strict=True)]
 
     def _adapter_term(
         self, index: int, name: str, rows: RowInputs, workspace: Workspace, is_gated: bool

@@ -22,6 +22,9 @@ from quicksilver.model.config import ModelConfig
 
 # Rows of the largest batch of the six-launch path.
 SMALL_BATCH_ROWS = 64
+# Rows of a chunk of larger batches in batch-invariant mode. A chunk reads the weights once, so few large chunks are
+# faster. Products of quantised weights need more registers per row.
+CHUNK_ROWS, QUANTISED_CHUNK_ROWS = 256, 128
 # Attention splits for small batches.
 SPLITS = 16
 _MAX_RANK = 1024
@@ -66,7 +69,7 @@ class Workspace:
     scaled: NormInput
     partials: PartialSums
     layer_fused: tuple[LayerFusedWorkspace, ...] = ()  # one per 32 rows of the layer-fused path
-    chunks: tuple[Workspace, ...] = ()  # one per 64 rows of the batch-invariant path: views of this workspace
+    chunks: tuple[Workspace, ...] = ()  # of the batch-invariant path: views of this workspace
 
     @property
     def input_scale(self) -> float:
@@ -101,20 +104,23 @@ class Workspace:
         attend = AttentionWorkspace.allocate(shape, num_rows, input_dtype, device)
         attend = replace(attend, input_scale=input_scale, steps=steps(config.num_heads))
         scaled = NormInput(rows(config.dim, input_dtype), torch.zeros(tiles, num_rows, device=device), steps(tiles))
-        partials = PartialSums.allocate(partial_floats(config, num_rows), device)
+        # cuBLAS multiplies larger batches.
+        num_floats = partial_floats(config, num_rows) if num_rows <= SMALL_BATCH_ROWS else 0
+        partials = PartialSums.allocate(num_floats, device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim, dtype), rows(config.ffn_dim, input_dtype)
         ready = torch.zeros(config.num_layers, 4, _MAX_RANK // 16 + 1, dtype=torch.int32, device=device)
         return cls(rows(config.dim, dtype), qkv, ffn, steps(config.ffn_dim // 64), attend, ax, ready, scaled, partials)
 
     def with_x(self, x: Tensor) -> Workspace:
         """The same workspace with its residual stream in the first rows of `x`."""
-        runs = x[: len(self.x)].split(SMALL_BATCH_ROWS)
-        chunks = tuple(replace(chunk, x=run) for chunk, run in zip(self.chunks, runs, strict=False))
-        return replace(self, x=x[: len(self.x)], chunks=chunks)
+        used = x[: len(self.x)]
+        runs = used.split(len(self.chunks[0].x)) if self.chunks else ()
+        chunks = tuple(replace(chunk, x=run) for chunk, run in zip(self.chunks, runs, strict=True))
+        return replace(self, x=used, chunks=chunks)
 
-    def in_chunks(self, chunk: Callable[[], Workspace]) -> Workspace:
-        """The same workspace in chunks of 64 rows; `chunk` allocates the buffers that a chunk does not share."""
-        columns = zip(*(t.split(SMALL_BATCH_ROWS) for t in (self.x, self.qkv, self.ffn, self.scaled.y)), strict=True)
+    def in_chunks(self, num_rows: int, chunk: Callable[[], Workspace]) -> Workspace:
+        """The same workspace in chunks of `num_rows`; `chunk` allocates the buffers that a chunk does not share."""
+        columns = zip(*(t.split(num_rows) for t in (self.x, self.qkv, self.ffn, self.scaled.y)), strict=True)
         made = []
         for x, qkv, ffn, y in columns:
             own = chunk()
@@ -125,9 +131,7 @@ class Workspace:
 
 
 def partial_floats(config: ModelConfig, num_rows: int) -> int:
-    """Size of the largest linear's split-K sums; 0 if cuBLAS does the matmuls."""
-    if num_rows > SMALL_BATCH_ROWS:
-        return 0
+    """Size of the largest linear's split-K sums."""
     tiles, gates = square_tiles(config.dim), pick_gate_block_n(config.ffn_dim)
     heads, width = config.num_heads + 2 * config.num_kv_heads, config.dim // tiles
     shapes = [(heads, config.head_dim, config.dim), (config.ffn_dim // gates, 2 * gates, config.dim)]

@@ -19,17 +19,19 @@ def network_of(mode: MatmulMode) -> CudaNetwork:
     return CudaNetwork(TINIEST, collect(model), cache, angle_table(model.rope, 64), mode)
 
 
-def test_a_batch_invariant_workspace_is_cut_into_chunks_of_64_rows() -> None:
-    workspace = network_of(MatmulMode.BATCH_INVARIANT).workspace(128)
-    assert [len(chunk.x) for chunk in workspace.chunks] == [64, 64]
-    assert workspace.chunks[1].qkv.data_ptr() == workspace.qkv[64].data_ptr()
+def test_a_batch_invariant_workspace_is_cut_into_chunks_of_256_rows() -> None:
+    network = network_of(MatmulMode.BATCH_INVARIANT)
+    assert [len(chunk.x) for chunk in network.workspace(128).chunks] == [128]
+    workspace = network.workspace(512)
+    assert [len(chunk.x) for chunk in workspace.chunks] == [256, 256]
+    assert workspace.chunks[1].qkv.data_ptr() == workspace.qkv[256].data_ptr()
 
 
 def test_workspaces_share_one_residual_stream() -> None:
-    x = torch.zeros(256, TINIEST.dim, device=here().device, dtype=here().dtype)
-    workspace = network_of(MatmulMode.BATCH_INVARIANT).workspace(128).with_x(x)
+    x = torch.zeros(1024, TINIEST.dim, device=here().device, dtype=here().dtype)
+    workspace = network_of(MatmulMode.BATCH_INVARIANT).workspace(512).with_x(x)
     assert workspace.x.data_ptr() == x.data_ptr()
-    assert workspace.chunks[1].x.data_ptr() == x[64].data_ptr()
+    assert workspace.chunks[1].x.data_ptr() == x[256].data_ptr()
 
 
 def test_small_batches_split_the_keys_of_attention() -> None:
