@@ -15,10 +15,9 @@ from quicksilver.core import DecodeParams, FinishReason, Request, ScoreRequest, 
 from quicksilver.errors import InvalidRequest
 from quicksilver.llm.answers import Answer, AnswerCollector
 from quicksilver.text.answer import AnswerReader, ReadOptions
-from quicksilver.text.chat import ChatTemplate, RenderedPrompt
+from quicksilver.text.chat import ChatTemplate, RenderedPrompt, limit_thinking
 from quicksilver.text.conversation import Message
 from quicksilver.text.messages import Conversation, read_conversation
-from quicksilver.text.reasoning_effort import limit_thinking
 from quicksilver.text.tokenizer import Tokenizer
 
 

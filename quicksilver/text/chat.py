@@ -1,4 +1,5 @@
-"""Messages and tools -> prompt ids, in the format that the weights were trained on.
+"""What a conversation and its reasoning effort ask of a model: prompt ids in the format that the weights were trained
+on, and a token limit for the reasoning.
 
 Invariant: text from outside (contents, names, tool descriptions, arguments, results) never becomes a special token,
 whichever template writes it.
@@ -7,13 +8,13 @@ whichever template writes it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from quicksilver.core import ThinkBudget
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall, parse_arguments
-from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.special_tokens import TOOL_CLOSE, TOOL_OPEN, find_roles
 from quicksilver.text.template import CheckpointTemplate
 from quicksilver.text.tokenizer import Tokenizer
@@ -23,6 +24,14 @@ __all__ = ["ChatTemplate", "Message", "PromptRequest", "RenderedPrompt", "Role",
 # The system message that nano was trained with, and the one of checkpoints without a chat template.
 NANO_SYSTEM = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
 OTHER_SYSTEM = "You are quicksilver, a diffusion language model. Answer clearly and briefly."
+
+# Share of the token limit of an answer that each effort allows for reasoning.
+_SHARES = {"none": 0.0, "instant": 0.0, "low": 0.25, "medium": 0.5, "high": 0.75}
+EFFORTS: tuple[str, ...] = tuple(_SHARES)
+# Tokens that reasoning leaves to the answer in any case.
+_SHORTEST_ANSWER = 16
+# Written where the reasoning reaches its token limit.
+CUT_THOUGHT = " …\nI will answer now.\n"
 
 # How many last tokens of a prompt are searched for an open thinking tag.
 _OPENING_LEN = 8
@@ -42,7 +51,8 @@ class _Writer(Protocol):
     @property
     def can_think(self) -> bool: ...
 
-    def write(self, request: PromptRequest) -> list[int]: ...
+    def write(self, request: PromptRequest, *, thinks: bool) -> list[int]:
+        """`thinks`: whether `request.effort` asks for reasoning."""
 
 
 class _WithTools:
@@ -55,9 +65,9 @@ class _WithTools:
     def can_think(self) -> bool:
         return self._plain.can_think
 
-    def write(self, request: PromptRequest) -> list[int]:
+    def write(self, request: PromptRequest, *, thinks: bool) -> list[int]:
         has_tools = request.tools or any(turn.role == "tool" or turn.tool_calls for turn in request.messages)
-        return (self._with_tools if has_tools else self._plain).write(request)
+        return (self._with_tools if has_tools else self._plain).write(request, thinks=thinks)
 
 
 class ChatTemplate:
@@ -123,7 +133,7 @@ class ChatTemplate:
     def write(self, request: PromptRequest) -> RenderedPrompt:
         if self.system and not (request.messages and request.messages[0].role == "system"):
             request = replace(request, messages=(Message("system", self.system), *request.messages))
-        ids = tuple(self._writer.write(request))
+        ids = tuple(self._writer.write(request, thinks=asks_to_think(request.effort)))
         return RenderedPrompt(ids, request.add_generation_prompt and self._ends_thinking(ids))
 
     def _ends_thinking(self, ids: tuple[int, ...]) -> bool:
@@ -162,10 +172,10 @@ class _DefaultTemplate:
     def can_think(self) -> bool:
         return self._tokenizer.roles.think_open is not None
 
-    def write(self, request: PromptRequest) -> list[int]:
-        return self._encode(self._segments(request))
+    def write(self, request: PromptRequest, *, thinks: bool) -> list[int]:
+        return self._encode(self._segments(request, thinks=thinks))
 
-    def _segments(self, request: PromptRequest) -> Iterator[_Segment]:
+    def _segments(self, request: PromptRequest, *, thinks: bool) -> Iterator[_Segment]:
         head, turns = _split_system(request.messages)
         if system := (head + self._tool_lines(request.tools)).removeprefix("" if head else "\n\n"):
             yield from self._turn("system", system)
@@ -176,7 +186,7 @@ class _DefaultTemplate:
         if request.add_generation_prompt:
             yield from self._opening("assistant")
             think = self._tokenizer.roles.think_open
-            if think is not None and asks_to_think(request.effort):
+            if think is not None and thinks:
                 yield think
 
     def _tool_lines(self, tools: tuple[Tool, ...]) -> str:
@@ -251,3 +261,37 @@ def _describe(tool: Tool) -> dict[str, object]:
 
 def _dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def think_budget(effort: str | None, max_new_tokens: int) -> int:
+    """Tokens of `max_new_tokens` that may go into thinking."""
+    return max(0, min(int(max_new_tokens * _share(effort)), max_new_tokens - _SHORTEST_ANSWER))
+
+
+def limit_thinking(
+    effort: str | None, max_new_tokens: int, close_id: int, encode: Callable[[str], Sequence[int]]
+) -> ThinkBudget:
+    """The budget of an answer whose prompt opens the reasoning channel. The closing line is part of the budget."""
+    whole = ThinkBudget((close_id,), max_new_tokens, tuple(encode(CUT_THOUGHT)))
+    return lower_budget(whole, think_budget(effort, max_new_tokens))
+
+
+def lower_budget(think: ThinkBudget, most: int) -> ThinkBudget:
+    """The same limit with at most `most` tokens, the closing line included. Where only the line would fit, it is left
+    out."""
+    budget, num_cut = min(think.max_tokens + len(think.cut_ids), most), len(think.cut_ids)
+    if budget <= num_cut:
+        return replace(think, max_tokens=budget, cut_ids=())
+    return replace(think, max_tokens=budget - num_cut)
+
+
+def asks_to_think(effort: str | None) -> bool:
+    """Whether this effort opens the thinking channel; None does not."""
+    return _share(effort) > 0
+
+
+def _share(effort: str | None) -> float:
+    share = _SHARES.get(effort or "none")
+    if share is None:
+        raise InvalidRequest(f"reasoning_effort is one of {', '.join(EFFORTS)}", param="reasoning_effort")
+    return share

@@ -14,7 +14,6 @@ from jinja2 import TemplateError
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall, parse_arguments
 from quicksilver.text.escaping import Quoting, unquote
-from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.template_sandbox import Sandbox, check_chars, ticker
 from quicksilver.text.tokenizer import Tokenizer
@@ -48,12 +47,12 @@ class CheckpointTemplate:
         switches = ("enable_thinking", _THINKING_OPTION, *([tag] if tag is not None else []))
         return any(name in self._source for name in switches)
 
-    def write(self, request: PromptRequest) -> list[int]:
+    def write(self, request: PromptRequest, *, thinks: bool) -> list[int]:
         ids: list[int] = []
-        for part in self._tokenizer.split_markup(self._render(self._variables(request))):
+        for part in self._tokenizer.split_markup(self._render(self._variables(request, thinks=thinks))):
             ids += [part] if isinstance(part, int) else self._tokenizer.encode(unquote(part))
         # Reserved thinking begins with a line that names the effort: the weights learned one length for each.
-        if self._think_tags and request.add_generation_prompt and asks_to_think(request.effort):
+        if self._think_tags and request.add_generation_prompt and thinks:
             ids += self._tokenizer.encode_markup(f"{self._think_tags[0]}{request.effort}\n")
         return ids
 
@@ -70,9 +69,8 @@ class CheckpointTemplate:
             raise InvalidRequest(f"the chat template cannot write these messages: {error}", param="messages") from error
         return "".join(chunks)
 
-    def _variables(self, request: PromptRequest) -> dict[str, Any]:
+    def _variables(self, request: PromptRequest, *, thinks: bool) -> dict[str, Any]:
         last_user = max((i for i, message in enumerate(request.messages) if message.role == "user"), default=-1)
-        thinks = asks_to_think(request.effort)
         return {
             **self._tokenizer.template_tokens,
             "messages": [

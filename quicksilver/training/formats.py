@@ -13,8 +13,7 @@ import numpy as np
 
 from quicksilver.editing.prompts import edit_fence, edit_messages, edit_prompt, fim_prompt, fim_space
 from quicksilver.errors import InvalidRequest
-from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.reasoning_effort import asks_to_think
+from quicksilver.text.chat import ChatTemplate, Message, asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.copies import deciding_tokens
 from quicksilver.training.pack import Document

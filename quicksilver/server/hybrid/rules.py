@@ -10,7 +10,7 @@ from quicksilver.server.endpoints.chat.plan import EFFORTS
 from quicksilver.server.endpoints.chat.wire import ChatBody, GrammarFormat, RegexFormat, TemplateFormat, TextFormat
 from quicksilver.server.http.fields import join_text
 from quicksilver.server.hybrid.policy import CallKind, GateSettings, HybridPolicy, Profile, RuleCondition
-from quicksilver.text.reasoning_effort import asks_to_think
+from quicksilver.text.chat import asks_to_think
 
 AUTO = "auto"
 AUTO_NAMES = (AUTO, *(f"{AUTO}:{profile}" for profile in Profile))

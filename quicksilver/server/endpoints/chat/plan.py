@@ -57,9 +57,8 @@ from quicksilver.server.generation.prompt_scores import ScoredPromptRequest
 from quicksilver.server.http.fields import FunctionSpec, NamedTool, join_text
 from quicksilver.server.services import Services
 from quicksilver.text.answer import ReadOptions
-from quicksilver.text.chat import RenderedPrompt
+from quicksilver.text.chat import RenderedPrompt, asks_to_think, limit_thinking
 from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall
-from quicksilver.text.reasoning_effort import asks_to_think, limit_thinking
 from quicksilver.text.tokenizer import Tokenizer
 
 ROLES: dict[str, Role] = {

@@ -32,7 +32,7 @@ from quicksilver.server.endpoints.messages.wire import (
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, read_stop, with_ignored
 from quicksilver.server.http.body import validate
 from quicksilver.server.services import Services
-from quicksilver.text.reasoning_effort import lower_budget
+from quicksilver.text.chat import lower_budget
 
 # Anthropic's efforts that have another name here.
 EFFORTS = {"xhigh": "high", "max": "high"}

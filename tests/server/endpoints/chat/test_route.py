@@ -9,8 +9,7 @@ import pytest
 
 from quicksilver.core import DecoderName, Delta, FinishReason, Request, TokenLogprob, Usage
 from quicksilver.errors import EngineDied, EngineUnavailable
-from quicksilver.text.chat import ChatTemplate
-from quicksilver.text.reasoning_effort import CUT_THOUGHT
+from quicksilver.text.chat import CUT_THOUGHT, ChatTemplate
 from tests.server.conftest import HELLO, Served, chat, content_of, events, says
 from tests.support.fake_engine import Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
