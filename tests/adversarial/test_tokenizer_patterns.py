@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from quicksilver.errors import InvalidRequest, Unavailable
-from quicksilver.server.encoding.jobs import EncodeTexts
 from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
-from quicksilver.server.encoding.prompt_encoder import PromptEncoder
+from quicksilver.server.encoding.prompt_encoder import EncodeTexts, PromptEncoder
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary

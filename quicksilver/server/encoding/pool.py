@@ -16,8 +16,8 @@ import msgspec
 from quicksilver.constrain.compile.process import LimitedProcess, RequestKilledProcess
 from quicksilver.constrain.compile.process_pool import PoolRefusal, ProcessPool
 from quicksilver.errors import InvalidRequest, Unavailable
-from quicksilver.server.encoding.jobs import Checked, CheckRewrite, Encoded, EncodeJob, Job, Merged, MergeUpdate
-from quicksilver.server.encoding.worker import Reply, Setup
+from quicksilver.server.encoding.prompt_encoder import Encoded, EncodeJob
+from quicksilver.server.encoding.worker import Checked, CheckRewrite, Job, Merged, MergeUpdate, Reply, Setup
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ import asyncio
 
 from quicksilver.editing.apply import ApplyRequest, MergedPart, Rewrite, checked_reply, merge
 from quicksilver.errors import Unavailable
-from quicksilver.server.encoding.jobs import Checked, CheckRewrite, Merged, MergeUpdate
 from quicksilver.server.encoding.pool import EncoderPool
+from quicksilver.server.encoding.worker import Checked, CheckRewrite, Merged, MergeUpdate
 
 
 class UpdateMerger:

@@ -1,5 +1,7 @@
 """The program of an encoder process: reads jobs from stdin and writes results to stdout.
 
+Its jobs are prompts to encode, updates to merge into a file, and rewritten parts of a file to check.
+
 Started by `pool` as `python -m quicksilver.server.encoding.worker MEMORY_BYTES LIMIT_S`. The first frame is a Setup;
 every later one is a Job and is answered by a Reply. Limits and frames are those of a compile process.
 """
@@ -12,8 +14,9 @@ from typing import BinaryIO
 import msgspec
 
 from quicksilver.constrain.compile.frames import HEADER, limit_memory, lower_priority, serve_frames
+from quicksilver.editing.apply import MergedPart, Rewrite, checked_reply, merge
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.encoding.jobs import Job, Result, perform
+from quicksilver.server.encoding.prompt_encoder import Encoded, EncodeJob, encode
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.special_tokens import Specials
 from quicksilver.text.tokenizer import Tokenizer
@@ -40,6 +43,44 @@ class Setup(msgspec.Struct, frozen=True):
         if self.template is None:
             return tokenizer, ChatTemplate.own(tokenizer, self.system)
         return tokenizer, ChatTemplate.from_source(tokenizer, self.template, self.system, lacks_tools=self.lacks_tools)
+
+
+class MergeUpdate(msgspec.Struct, frozen=True, tag=True):
+    """An update snippet and the file that it changes."""
+
+    original: str
+    update: str
+
+
+class CheckRewrite(msgspec.Struct, frozen=True, tag=True):
+    """A part of a file and the answer of the model that rewrote it."""
+
+    part: Rewrite
+    answer: str
+
+
+Job = EncodeJob | MergeUpdate | CheckRewrite
+
+
+class Merged(msgspec.Struct, frozen=True, tag=True):
+    parts: tuple[MergedPart, ...]
+
+
+class Checked(msgspec.Struct, frozen=True, tag=True):
+    """The text of the rewritten part; None if the answer must not be used."""
+
+    text: str | None
+
+
+Result = Encoded | Merged | Checked
+
+
+def perform(job: Job, tokenizer: Tokenizer, template: ChatTemplate) -> Result:
+    if isinstance(job, MergeUpdate):
+        return Merged(tuple(merge(job.original, job.update)))
+    if isinstance(job, CheckRewrite):
+        return Checked(checked_reply(job.part, job.answer))
+    return encode(job, tokenizer, template)
 
 
 class EncodeRefusal(msgspec.Struct, frozen=True):

@@ -14,20 +14,9 @@ import pytest
 from quicksilver.editing.apply import Rewrite, merge
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.errors import InvalidRequest, Unavailable
-from quicksilver.server.encoding.jobs import (
-    Checked,
-    CheckRewrite,
-    EncodeEdit,
-    EncodeFim,
-    EncodeJob,
-    EncodeTexts,
-    Merged,
-    MergeUpdate,
-    RenderChat,
-    perform,
-)
 from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
-from quicksilver.server.encoding.worker import Setup
+from quicksilver.server.encoding.prompt_encoder import EncodeEdit, EncodeFim, EncodeJob, EncodeTexts, RenderChat
+from quicksilver.server.encoding.worker import Checked, CheckRewrite, Merged, MergeUpdate, Setup, perform
 from quicksilver.text.chat import ChatTemplate, Message, PromptRequest, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.small_tokenizer import small_tokenizer

@@ -6,8 +6,8 @@ import pytest
 
 from quicksilver.editing.apply import ApplyRequest, Copy, Rewrite
 from quicksilver.errors import Unavailable
-from quicksilver.server.encoding.jobs import CheckRewrite, MergeUpdate
 from quicksilver.server.encoding.update_merger import UpdateMerger
+from quicksilver.server.encoding.worker import CheckRewrite, MergeUpdate
 
 REQUEST = ApplyRequest("def a():\n    return 1\n", "def a():\n    return 2")
 PART = Rewrite("a = 1\n", "b = 2")

@@ -11,7 +11,7 @@ from quicksilver.constrain.compile import frames
 from quicksilver.constrain.compile.frames import HEADER
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.encoding import worker
-from quicksilver.server.encoding.jobs import EncodeTexts, RenderChat
+from quicksilver.server.encoding.prompt_encoder import EncodeTexts, RenderChat
 from quicksilver.server.encoding.worker import Reply, Setup, reply_to, serve
 from quicksilver.text.chat import ChatTemplate, Message, PromptRequest
 from tests.support.small_tokenizer import small_tokenizer
