@@ -4,7 +4,7 @@ Order: sequences that decode, then requests that are admitted now with half of t
 the prompts of sequences admitted before. If KV pages run out, the youngest sequence is preempted: it loses its pages,
 keeps its tokens and canvas, and is recomputed later. The oldest one always proceeds, so all requests finish.
 
-The order of admission is that of `wait_queue.py`: priority, then the least served tenant, then arrival. If
+The order of admission is that of `WaitQueue`: priority, then the least served tenant, then arrival. If
 `max_running` sequences run and an interactive request waits, the youngest batch request is preempted. A request whose
 pages are not free now does not block the others: up to `LOOK_AHEAD` candidates are tried in one step. After
 `MAX_OVERTAKEN` requests were admitted past it, other requests of its tenant wait, and those of other tenants may use a
@@ -24,13 +24,12 @@ from time import monotonic, thread_time
 from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.diffusion.score import Scorer
-from quicksilver.engine.canvas_length import CanvasLength
+from quicksilver.engine.admission import BATCH_EVERY, WaitQueue
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
-from quicksilver.engine.shared_steps import ActiveTenants, SharedSteps
-from quicksilver.engine.wait_queue import BATCH_EVERY, WaitQueue
+from quicksilver.engine.step_limits import ActiveTenants, CanvasLength, SharedSteps
 
 MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
 # A prompt runs in a forward of its own beside the rounds of the slots. From this many slots on, new requests are

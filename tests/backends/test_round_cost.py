@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.backends.round_cost import MAX_DRAFT_LEN, TREE_GAIN, RoundCost, TimedRound
-from quicksilver.engine.canvas_length import DECAY, AcceptanceHistory
+from quicksilver.engine.step_limits import DECAY, AcceptanceHistory
 
 # Forwards whose time does not depend on their rows, and forwards whose time is proportional to them.
 FREE = RoundCost({(rows, gated): 1.0 for rows in (16, 64, 512) for gated in (False, True)})

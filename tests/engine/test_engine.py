@@ -25,9 +25,9 @@ from quicksilver.core import (
 from quicksilver.diffusion import verify
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.admission import WaitQueue
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
-from quicksilver.engine.wait_queue import WaitQueue
 from quicksilver.errors import EngineOverloaded, EngineUnavailable
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
 

@@ -11,11 +11,11 @@ from quicksilver.backends.round_cost import RoundCost
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.engine.admission import LOOK_AHEAD
 from quicksilver.engine.config import EngineConfig, plan_decode_rows
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS, Scheduler
-from quicksilver.engine.shared_steps import MIN_CHUNK_ROWS
-from quicksilver.engine.wait_queue import LOOK_AHEAD
+from quicksilver.engine.step_limits import MIN_CHUNK_ROWS
 from quicksilver.model.families import FAMILIES
 from tests.support.tiny import decode_params
 
