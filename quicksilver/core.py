@@ -7,7 +7,7 @@ names of the HTTP API are defined in `server/endpoints`.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -244,11 +244,6 @@ class EngineInfo:
     score_pass_rows: int = 256  # the longest continuation whose next token can be scored
     supports_adapters: bool = False  # whether requests may name an adapter
     warning: str = ""  # what makes every reply approximate; replies carry it
-
-    def decoder_params(self, name: DecoderName) -> DecoderParams:
-        """The parameters of a decoder in a request that gives only its name."""
-        known = (self.default_decoder, *self.other_decoders)
-        return next((params for params in known if params.name is name), replace(self.default_decoder, name=name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ predicts, the length of blocks, the mask token, and the decoders that work with 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -74,6 +75,12 @@ class DecoderParams:
         # Decoders are chosen by identity with an enum member, which a plain string does not have.
         object.__setattr__(self, "name", _member(DecoderName, self.name, "decoder"))
         object.__setattr__(self, "rule", _member(CommitRule, self.rule, "rule"))
+
+    def for_decoder(self, name: DecoderName, others: Sequence[DecoderParams]) -> DecoderParams:
+        """The parameters of a request that gives only the name of its decoder. `self` are those of the model's default
+        decoder, `others` those of decoders that do not share them."""
+        known = (self, *others)
+        return next((params for params in known if params.name is name), replace(self, name=name))
 
 
 _DEFAULT = DecoderParams()

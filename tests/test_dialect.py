@@ -41,3 +41,10 @@ def test_blocks_begin_at_position_0_or_at_the_end_of_the_prompt() -> None:
 def test_the_last_row_of_a_causal_context_is_computed_again() -> None:
     assert AUTOREGRESSIVE.num_kept(5, 5, 2) == 4
     assert Dialect(ContextKind.BLOCK, block_len=4).num_kept(5, 5, 2) == 5
+
+
+def test_a_decoder_has_its_own_parameters_or_those_of_the_default_one() -> None:
+    default, edit = DecoderParams(DecoderName.CONFIDENCE, canvas_len=4), DecoderParams(DecoderName.EDIT, canvas_len=9)
+    assert default.for_decoder(DecoderName.EDIT, (edit,)) is edit
+    assert default.for_decoder(DecoderName.CONFIDENCE, (edit,)) is default
+    assert default.for_decoder(DecoderName.AR, (edit,)) == DecoderParams(DecoderName.AR, canvas_len=4)

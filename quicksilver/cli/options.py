@@ -216,7 +216,9 @@ def for_model(params: DecodeParams, info: EngineInfo) -> DecodeParams:
         return params
     if name in (DecoderName.VERIFY, own.name):
         return replace(params, decoder=own)
-    return replace(params, decoder=replace(info.decoder_params(name), canvas_len=params.decoder.canvas_len))
+    return replace(
+        params, decoder=replace(own.for_decoder(name, info.other_decoders), canvas_len=params.decoder.canvas_len)
+    )
 
 
 def decode_params(

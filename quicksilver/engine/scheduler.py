@@ -51,6 +51,8 @@ class Scheduler:
         wall_clock: Callable[[], float] = monotonic,
     ) -> None:
         self.config = config
+        self._max_running, self._decode_rows = config.running_limit, config.decode_limit
+        self._prompt_rows = config.prompt_limit
         self.pool = pool
         self.slots = slots
         self.canvas_length = CanvasLength(config.canvas_rows, round_cost, config.max_rows)
@@ -149,8 +151,8 @@ class Scheduler:
     def _plan(self, skipped: Collection[Sequence]) -> list[Work]:
         works: list[Work] = []
         rotated = self._rotated()
-        row_budget, decode_limit = self._row_budget(), self.config.decode_limit
-        self._rows_left, self._proposals_left = max(row_budget, decode_limit), decode_limit
+        row_budget = self._row_budget()
+        self._rows_left, self._proposals_left = max(row_budget, self._decode_rows), self._decode_rows
         paused = self._shared.paused(rotated, self.waiting.candidates())
         paused += [sequence for sequence in rotated if sequence not in paused and self._is_paused(sequence)]
         rotated = [sequence for sequence in rotated if sequence not in paused]
@@ -197,12 +199,12 @@ class Scheduler:
         """Rows of the next forward: as many as a prompt may have if no request decodes, else as many as the measured
         times allow without delaying the others for long."""
         if all(sequence.is_prefilling for sequence in self.running):
-            return self.config.prompt_limit
+            return self._prompt_rows
         cost = self.canvas_length.round_cost
         rows = cost.rows_within(PROMPT_MS) if cost is not None else 0
         longest = max((sequence.kv_len for sequence in self.running if sequence.is_prefilling), default=0)
         rows = int(rows / (1 + longest / DOUBLING_CONTEXT))
-        return min(max(rows, self.config.max_rows), self.config.prompt_limit)
+        return min(max(rows, self.config.max_rows), self._prompt_rows)
 
     def _may_admit(self) -> bool:
         """Whether enough requests wait, or have waited long enough, for another forward of prompts."""
@@ -290,11 +292,10 @@ class Scheduler:
     def _preempt_batch(self) -> None:
         """Makes place for an interactive request that waits while all places are taken. Batch requests keep the share
         of the places that they have of the admissions."""
-        limit = self.config.running_limit
-        if len(self.running) < limit or not self.waiting.has_interactive:
+        if len(self.running) < self._max_running or not self.waiting.has_interactive:
             return
         num_batch = sum(sequence.request.is_batch for sequence in self.running)
-        batch = self._youngest_batch() if num_batch > max(limit // BATCH_EVERY, 1) else None
+        batch = self._youngest_batch() if num_batch > max(self._max_running // BATCH_EVERY, 1) else None
         if batch is not None:
             self._preempt(batch)
 
@@ -319,7 +320,7 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Moves one waiting sequence to `running`, if rows, slots and pages allow it."""
-        if not len(self.waiting) or len(self.running) >= self.config.running_limit:
+        if not len(self.waiting) or len(self.running) >= self._max_running:
             return False
         # Where rows attend to the whole text, texts that fill the row budget take turns: a new one need not wait.
         if self._rows_left < 2 and any(not sequence.dialect.is_full for sequence in self.running):

@@ -216,7 +216,8 @@ def read_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInf
         given["name"] = DecoderName(given["name"])
     if "rule" in given:
         given["rule"] = CommitRule(given["rule"])
-    defaults = info.decoder_params(given.get("name", info.default_decoder.name))
+    default = info.default_decoder
+    defaults = default.for_decoder(given.get("name", default.name), info.other_decoders)
     # The network of a random canvas was trained with one length.
     is_short = is_realtime and defaults.name is not DecoderName.CANVAS
     longest = min(REALTIME_CANVAS_LEN, info.max_canvas_len) if is_short else info.max_canvas_len
