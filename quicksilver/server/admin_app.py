@@ -21,9 +21,8 @@ from quicksilver.server.accounts import usage_route as usage
 from quicksilver.server.accounts.wire import ADMIN_BODIES
 from quicksilver.server.adapters import AdapterEngine
 from quicksilver.server.endpoints.health import route as health
-from quicksilver.server.http.auth import require_admin, require_metrics
-from quicksilver.server.http.guard import Guard, add_refusals
-from quicksilver.server.http.metrics import ModelFigures
+from quicksilver.server.http.guard import Guard, add_refusals, require_admin, require_metrics
+from quicksilver.server.http.metrics import ModelFigures, render
 from quicksilver.server.http.openapi import describe
 from quicksilver.server.models import known_info
 from quicksilver.server.services import Services, services_of
@@ -50,7 +49,7 @@ async def metrics(request: Request) -> Response:
     # An adapter has no engine of its own.
     with_engines = [each for each in services.by_model.values() if not isinstance(each.engine, AdapterEngine)]
     figures = await asyncio.gather(*(read_figures(each) for each in with_engines))
-    return Response(services.metrics.render(figures), media_type=CONTENT_TYPE_LATEST)
+    return Response(render(services.metrics, figures), media_type=CONTENT_TYPE_LATEST)
 
 
 async def read_figures(services: Services) -> ModelFigures:

@@ -47,8 +47,14 @@ from quicksilver.server.endpoints.responses import stored_route as stored_respon
 from quicksilver.server.endpoints.responses.wire import CompactBody, ResponsesBody
 from quicksilver.server.endpoints.tokens import route as tokens
 from quicksilver.server.endpoints.tokens.wire import DetokenizeBody, TokenizeBody
-from quicksilver.server.http.auth import require_account, require_inference, require_key, require_public_slot
-from quicksilver.server.http.guard import Guard, add_refusals
+from quicksilver.server.http.guard import (
+    Guard,
+    add_refusals,
+    require_account,
+    require_inference,
+    require_key,
+    require_public_slot,
+)
 from quicksilver.server.http.openapi import describe
 from quicksilver.server.services import Services
 

@@ -28,7 +28,7 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.endpoints.files.store import sweep_files
 from quicksilver.server.http.connections import has_input
 from quicksilver.server.http.protocol import protocol_for
-from quicksilver.server.services import OpenRequests
+from quicksilver.server.http.request_record import OpenRequests
 from quicksilver.worker.collector import collect_rarely
 
 log = logging.getLogger("quicksilver.server")

@@ -7,14 +7,12 @@ nothing but what their Services share.
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
@@ -34,7 +32,7 @@ from quicksilver.server.engine_probe import EngineProbe
 from quicksilver.server.generation.grammar import GrammarPool
 from quicksilver.server.generation.in_flight import InFlightQueue
 from quicksilver.server.generation.tool_tags import read_tool_tags
-from quicksilver.server.http.metrics import Metrics
+from quicksilver.server.http.request_record import Metrics, OpenRequests
 from quicksilver.server.hybrid.state import Hybrid
 from quicksilver.server.models import (
     Directory,
@@ -60,54 +58,6 @@ if TYPE_CHECKING:
 
 # Adapters whose Services are kept; each has an encoder of prompts.
 MAX_ADAPTER_SERVICES = 256
-
-
-class OpenRequests:
-    """Counts open requests, so that a stop can wait for them. Used on one event loop only."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        # Those of `num_open` whose routes need no key.
-        self.num_open_public = 0
-        self.is_draining = False
-        # Tasks that wait for the next piece of a stream; at the end of a drain they are interrupted.
-        self.waiting: set[asyncio.Task[Any]] = set()
-        self.interrupted: set[asyncio.Task[Any]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """One request in flight, from its head to the last byte of its reply."""
-        self.num_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            if self.num_open == 0:
-                self._idle.set()
-
-    @contextmanager
-    def counted_public(self) -> Iterator[None]:
-        """One request in flight on a route that needs no key, from its routing to the end of its reply."""
-        self.num_open_public += 1
-        try:
-            yield
-        finally:
-            self.num_open_public -= 1
-
-    async def drain(self, seconds: float) -> bool:
-        """Turns new requests away and waits for the open ones; whether all finished in time."""
-        self.is_draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except TimeoutError:
-            self.interrupted |= self.waiting
-            for task in self.waiting:
-                task.cancel()
-            return False
-        return True
 
 
 @dataclass(frozen=True)

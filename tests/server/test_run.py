@@ -18,8 +18,8 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.http.request_record import OpenRequests
 from quicksilver.server.run import check_address, check_ports
-from quicksilver.server.services import OpenRequests
 from quicksilver.worker.collector import COLLECT_AFTER
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat

@@ -35,8 +35,8 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.http.connections import TRUST
 from quicksilver.server.http.errors import envelope_for, error_response
 from quicksilver.server.http.guard import CLIENT_CLOSED, as_refusal, check_headers, check_host, check_origin
+from quicksilver.server.http.request_record import OpenRequests
 from quicksilver.server.http.sse import data_event, named_event
-from quicksilver.server.services import OpenRequests
 
 log = logging.getLogger("quicksilver.route")
 

@@ -22,8 +22,8 @@ from quicksilver.server.accounts.reply_wire import (
 from quicksilver.server.accounts.usage_wire import PageQuery, WithinQuery
 from quicksilver.server.accounts.views import key_reply, project_reply
 from quicksilver.server.accounts.wire import ProjectBody, ProjectChangeBody, ProjectKeyBody, RightsBody, RotateBody
-from quicksilver.server.http.auth import accounts_of, identity_of
 from quicksilver.server.http.body import read_body, read_optional_body
+from quicksilver.server.http.guard import accounts_of, identity_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers, answers_read, may_take, takes

@@ -29,8 +29,8 @@ from quicksilver.server.accounts.views import (
     price_reply,
 )
 from quicksilver.server.accounts.wire import AdminKeyBody, BudgetBody, LimitsBody, PriceBody
-from quicksilver.server.http.auth import accounts_of, identity_of
 from quicksilver.server.http.body import read_body
+from quicksilver.server.http.guard import accounts_of, identity_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers, answers_read, takes

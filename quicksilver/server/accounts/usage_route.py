@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from quicksilver.server.accounts.usage_pages import cost_result, cost_span, span_page, usage_result, usage_span
 from quicksilver.server.accounts.usage_wire import CostPage, CostSpanQuery, UsagePage, UsageSpanQuery
-from quicksilver.server.http.auth import accounts_of, identity_of
+from quicksilver.server.http.guard import accounts_of, identity_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers_read
 from quicksilver.server.http.query import asks, read_query

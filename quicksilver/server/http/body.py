@@ -22,9 +22,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.sse import while_connected
 from quicksilver.server.models import RouteKind
 from quicksilver.server.services import Services, services_of

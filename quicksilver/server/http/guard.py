@@ -1,18 +1,21 @@
-"""Guard: the outermost ASGI layer. Admits or refuses each request, counts it while it is open, and records it.
+"""Which requests are let in: by the Guard before routing, and by the keys that their routes require.
 
-Runs before routing and authentication, from the head of the request alone: bounds on headers, the Host and Origin that
-may be named, and open requests. Every error that a route raises becomes a reply here; an unexpected exception becomes a
-plain 500. The record of a request has its id, the headers that every reply has, one log line and one count. Log lines
-have route templates and ids only; no path, prompt, answer or key.
+Guard is the outermost ASGI layer. It reads only the head of a request: bounds on headers, the Host and Origin that may
+be named, and open requests. Every error that a route raises becomes a reply there; an unexpected exception becomes a
+plain 500.
+
+Authentication is a route dependency, so it is decided by the matched route, never by a path rebuilt from headers.
+Without accounts all callers are one anonymous tenant. With accounts every route requires a key, except those of the
+routers in `app.PROBES` and `app.PUBLIC`.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 import traceback
-import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,11 +24,20 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quicksilver.errors import InvalidRequest, NotFound, PermissionDenied, QuicksilverError, Unavailable
+from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.identity import Scope as KeyScope
+from quicksilver.errors import (
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    QuicksilverError,
+    TooManyInFlight,
+    Unavailable,
+)
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.http.connections import TRUST
 from quicksilver.server.http.errors import (
     HeadersTooLarge,
     HostNotServed,
@@ -33,12 +45,11 @@ from quicksilver.server.http.errors import (
     error_response,
     internal_error,
 )
-from quicksilver.server.http.metrics import Metrics
-from quicksilver.server.services import Services
+from quicksilver.server.http.request_record import RequestRecord, record_of
+from quicksilver.server.services import Services, services_of
 
 if TYPE_CHECKING:
-    # Needs an optional extra.
-    from quicksilver.server.http.tracing import RequestTrace
+    from quicksilver.accounts.service import Accounts
 
 log = logging.getLogger("quicksilver.server")
 
@@ -50,8 +61,11 @@ SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"origin", b"content-
 MAX_LENGTH_DIGITS = 19
 # Logged status of a request whose client closed the connection before the reply started; never sent.
 CLIENT_CLOSED = 499
-# Route of a path that does not exist. The path itself is never recorded, since callers invent paths.
-UNMATCHED = "unmatched"
+MAX_KEY_CHARS = 512
+# Key of the scope of a request that is a line of a batch.
+BATCH_CALLER = "quicksilver.batch_caller"
+# Longer bodies take noticeable time to read, parse and encode.
+LONG_BODY_BYTES = 32 * 2**10
 
 
 class Guard:
@@ -194,89 +208,105 @@ def cors_headers(scope: Scope, config: ServerConfig) -> dict[str, str]:
     return {"access-control-allow-origin": origin, "access-control-expose-headers": "*", "vary": "Origin"}
 
 
-class RequestRecord:
-    """One request from its head to the end of its reply."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    # None on a server without accounts.
+    identity: Identity | None = None
 
-    def __init__(self, scope: Scope, send: Send, trace: RequestTrace | None = None) -> None:
-        self.id = f"req_{uuid.uuid4().hex}"
-        # None until the reply starts.
-        self.status: int | None = None
-        # The id of the generated reply, if there is one.
-        self.reply_id: str | None = None
-        # None if the server does not trace this request.
-        self.trace = trace
-        self._started = time.perf_counter()
-        self._scope = scope
-        self._send = send
-        scope.setdefault("state", {})["record"] = self
-
-    async def send(self, message: Message) -> None:
-        """The `send` of the application: notes the status and adds headers."""
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            elapsed_ms = int((time.perf_counter() - self._started) * 1000)
-            message["headers"] = [
-                *message.get("headers", ()),
-                (b"x-request-id", self.id.encode()),
-                (b"openai-processing-ms", str(elapsed_ms).encode()),
-                (b"x-content-type-options", b"nosniff"),
-                # The name under which Anthropic's clients read the id.
-                (b"request-id", self.id.encode()),
-            ]
-            if self.trace is not None:
-                message["headers"].append((b"traceparent", self.trace.traceparent.encode()))
-        await self._send(message)
-
-    def write(self, metrics: Metrics) -> None:
-        """Logs and counts the request at its end."""
-        route = route_template(self._scope)
-        seconds = time.perf_counter() - self._started
-        metrics.count_request(route, self.status or 500, seconds)
-        fields = {"request_id": self.id, "route": route, "status": self.status, "ms": round(seconds * 1000, 1)}
-        fields |= {"reply_id": self.reply_id, "retry": retry_count(self._scope)}
-        if self.trace is not None:
-            fields["trace_id"] = self.trace.trace_id
-            self.trace.end(route, self.status or 500, self.id)
-        log.info("request", extra=fields)
+    @property
+    def tenant(self) -> str:
+        return self.identity.tenant if self.identity else ""
 
 
-def route_template(scope: Scope) -> str:
-    """The path of the request's route as it was declared. A request that was refused before routing has the route that
-    would have answered it."""
-    route = scope.get("route") or _matching_route(scope)
-    path: str = getattr(route, "path", UNMATCHED)
-    return path
+async def require_key(request: Request) -> None:
+    """Dependency of every route that is not public; `caller_of` returns the result. A line of a batch has the caller of
+    the batch; only code of this process can set that key of the scope."""
+    if (of_batch := request.scope.get(BATCH_CALLER)) is not None:
+        request.state.caller = of_batch
+        return
+    accounts = services_of(request).accounts
+    identity = await accounts.authenticate(bearer_of(request)) if accounts else None
+    if trust := request.scope.get(TRUST):
+        trust()  # the connection is no longer closed to make room for others
+    # On this listener an admin key is limited to its own tenant.
+    request.state.caller = Caller(identity.as_tenant if identity else None)
 
 
-def _matching_route(scope: Scope) -> BaseRoute | None:
-    by_path: BaseRoute | None = None
-    for route in _leaves(scope["app"].routes):
-        match, _ = route.matches(scope)
-        if match is Match.FULL:
-            return route
-        if match is Match.PARTIAL:
-            # The path exists with other methods.
-            by_path = by_path or route
-    return by_path
+async def require_public_slot(request: Request) -> AsyncIterator[None]:
+    """Dependency of routes without a key: few may be open, so that they cannot use up `max_open`."""
+    services = services_of(request)
+    with services.open_requests.counted_public():
+        if services.open_requests.num_open_public > services.config.max_open_public:
+            raise Unavailable("Too many requests without a key are open here.", code="server_overloaded")
+        yield
 
 
-def _leaves(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
-    """The routes, and those of the routers among them: FastAPI keeps an included router as one route."""
-    for route in routes:
-        router = getattr(route, "original_router", None)
-        if router is None:
-            yield route
-        else:
-            yield from _leaves(router.routes)
+async def require_account(request: Request) -> None:
+    """Dependency of account routes, which are 404 on a server without accounts."""
+    accounts_of(request)
+    await require_key(request)
 
 
-def record_of(request: Request) -> RequestRecord:
-    """The record that Guard opened."""
-    record: RequestRecord = request.state.record
-    return record
+async def require_admin(request: Request) -> None:
+    """Dependency of the admin listener: a key with the scope `admin`."""
+    identity = await accounts_of(request).authenticate(bearer_of(request))
+    identity.require(KeyScope.ADMIN)
+    request.state.caller = Caller(identity)
 
 
-def retry_count(scope: Scope) -> int:
-    """The client's count of earlier tries. A retry after a lost reply is a new paid request."""
-    stated = Headers(scope=scope).get("x-stainless-retry-count", "0")
-    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 4 else 0
+async def require_metrics(request: Request) -> None:
+    accounts = services_of(request).accounts
+    if accounts is not None:
+        (await accounts.authenticate(bearer_of(request))).require(KeyScope.METRICS)
+
+
+async def require_inference(request: Request) -> None:
+    await require_key(request)
+    identity = caller_of(request).identity
+    if identity is not None:
+        identity.require(KeyScope.INFERENCE)
+        await _check_long_body(request, identity)
+
+
+async def _check_long_body(request: Request, identity: Identity) -> None:
+    """Refuses a long body before it is read and encoded if the budgets of the caller admit no request at all. A request
+    with an Idempotency-Key may replay a saved reply, which costs nothing, so it is not checked."""
+    length = request.headers.get("content-length", "")
+    # A request without both headers has no body: stored objects can be read and deleted when the credit is spent.
+    is_absent = not length and "transfer-encoding" not in request.headers
+    is_short = is_absent or (0 < len(length) < 10 and length.isdecimal() and int(length) <= LONG_BODY_BYTES)
+    if not is_short and "idempotency-key" not in request.headers:
+        # A request above the limit in flight waits for its turn after its body was read.
+        with suppress(TooManyInFlight):
+            await accounts_of(request).check_budgets(identity)
+
+
+def caller_of(request: Request) -> Caller:
+    caller: Caller = request.state.caller
+    return caller
+
+
+def accounts_of(request: Request) -> Accounts:
+    accounts = services_of(request).accounts
+    if accounts is None:
+        raise NotFound("This server keeps no accounts; start it with --accounts.", code="accounts_off")
+    return accounts
+
+
+def identity_of(request: Request) -> Identity:
+    """The identity of the caller, on a route that requires accounts."""
+    identity = caller_of(request).identity
+    if identity is None:
+        raise NotFound("This server keeps no accounts; start it with --accounts.", code="accounts_off")
+    return identity
+
+
+def bearer_of(request: Request) -> str | None:
+    """The key of `Authorization: Bearer`, or of Anthropic's `x-api-key` where there is no Authorization header."""
+    authorization = request.headers.get("authorization")
+    if authorization is None:
+        scheme, token = "bearer", request.headers.get("x-api-key", "")
+    else:
+        scheme, _, token = authorization.partition(" ")
+    token = token.strip()
+    return token if scheme.lower() == "bearer" and 0 < len(token) <= MAX_KEY_CHARS else None

@@ -1,7 +1,6 @@
-"""Prometheus metrics: HTTP figures are counted here, engine figures are read at each scrape.
+"""`/metrics`: the counts of all API processes and the figures of the engines, in Prometheus' format.
 
-Labels are route templates, statuses, finish reasons and ids of served models only, so the number of series is bounded
-and no label contains a tenant or a prompt.
+Requests are counted in `request_record`. Engine figures are read at each scrape.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
-from quicksilver.core import EngineInfo, Usage
+from quicksilver.core import EngineInfo
 from quicksilver.server.engine_probe import Reading
-
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-SECONDS_PER_TOKEN = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-TOKENS_PER_FORWARD = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
+from quicksilver.server.http.request_record import Metrics
 
 GAUGES = {
     "running": ("num_requests_running", "Requests with rows in the current step"),
@@ -45,68 +41,12 @@ COUNTERS = {
 }
 
 
-class Metrics:
-    """One registry per app: two apps in one process do not share counts.
-
-    Of several API processes, each writes its counts to files in the folder that PROMETHEUS_MULTIPROC_DIR names, and the
-    supervisor, which is given the same `folder`, adds them up. Counters stay when a process ends.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.registry = registry = CollectorRegistry()
-        self._folder = folder
-        self._first = _per_model("time_to_first_token_seconds", "Request to first token", SECONDS, registry)
-        self._whole = _per_model("e2e_request_latency_seconds", "Request to last token", SECONDS, registry)
-        text = "Wait in the engine for the first forward"
-        self._queued = _per_model("request_queue_time_seconds", text, SECONDS, registry)
-        text = "Time per token after the first"
-        self._per_token = _per_model("time_per_output_token_seconds", text, SECONDS_PER_TOKEN, registry)
-        self._per_forward = _per_model("tokens_per_forward", "Tokens per forward", TOKENS_PER_FORWARD, registry)
-        self._requests = Counter(
-            "quicksilver_http_requests", "Requests by route and status", ("route", "status"), registry=registry
-        )
-        self._seconds = Histogram(
-            "quicksilver_http_request_seconds", "Whole requests", ("route",), buckets=SECONDS, registry=registry
-        )
-        self._finished = Counter(
-            "quicksilver_request_success", "Answers by how they ended", ("model", "finished_reason"), registry=registry
-        )
-        self._legs = Counter(
-            "quicksilver_hybrid_legs", "Targets of hybrid routing by outcome", ("target", "outcome"), registry=registry
-        )
-        self.num_open = Gauge(
-            "quicksilver_http_requests_open", "Requests in flight", registry=registry, multiprocess_mode="livesum"
-        )
-
-    def count_request(self, route: str, status: int, seconds: float) -> None:
-        self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
-
-    def count_leg(self, target: str, outcome: str) -> None:
-        self._legs.labels(target, outcome).inc()
-
-    def first_token(self, model: str, seconds: float) -> None:
-        self._first.labels(model).observe(seconds)
-
-    def finished(self, model: str, reason: str, usage: Usage, seconds: float, decode_s: float) -> None:
-        """An answer ended after `seconds`, `decode_s` of them after its first token."""
-        self._finished.labels(model, reason).inc()
-        self._whole.labels(model).observe(seconds)
-        self._queued.labels(model).observe(usage.queued_s)
-        if usage.completion_tokens > 1:
-            self._per_token.labels(model).observe(decode_s / (usage.completion_tokens - 1))
-        if usage.forwards:
-            self._per_forward.labels(model).observe(usage.completion_tokens / usage.forwards)
-
-    def render(self, figures: Sequence[ModelFigures]) -> bytes:
-        scrape = CollectorRegistry()
-        scrape.register(EngineFigures(figures))
-        scrape.register(SummedProcesses(self.registry, self._folder))
-        return generate_latest(scrape)
-
-
-def _per_model(name: str, text: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:
-    return Histogram(f"quicksilver_{name}", text, ("model",), buckets=buckets, registry=registry)
+def render(metrics: Metrics, figures: Sequence[ModelFigures]) -> bytes:
+    """The reply of `/metrics`."""
+    scrape = CollectorRegistry()
+    scrape.register(EngineFigures(figures))
+    scrape.register(SummedProcesses(metrics.registry, metrics.folder))
+    return generate_latest(scrape)
 
 
 class SummedProcesses:

@@ -28,8 +28,8 @@ from quicksilver.server.generation.job import Numbered, ReplyJob
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.generation.respond import idempotency_of, with_scheduling
 from quicksilver.server.generation.usage import LegReply
-from quicksilver.server.http.auth import BATCH_CALLER, caller_of
 from quicksilver.server.http.fields import PredictionBody, join_text
+from quicksilver.server.http.guard import BATCH_CALLER, caller_of
 from quicksilver.server.hybrid.answer import UpstreamAnswer, plan_upstream
 from quicksilver.server.hybrid.gate import ConfidenceMeter, Evidence, MeteredAnswer, evidence_of
 from quicksilver.server.hybrid.policy import GateSettings

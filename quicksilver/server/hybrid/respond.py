@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.generation.respond import Chunk, ReplyFormat, WrappedFormat, respond_with
-from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.guard import record_of
+from quicksilver.server.http.guard import caller_of
+from quicksilver.server.http.request_record import record_of
 from quicksilver.server.hybrid.job import HybridJob
 from quicksilver.server.hybrid.legs import LegOpener, legs_reply
 from quicksilver.server.hybrid.policy import Profile

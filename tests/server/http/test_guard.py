@@ -1,14 +1,34 @@
-"""Every path is answered in the error envelope, with an id and a log line."""
+"""Every path is answered in the error envelope, with an id and a log line; keys, and what each dependency requires."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
+from starlette.requests import Request
 
+from quicksilver.accounts.identity import Scope
 from quicksilver.core import Delta
+from quicksilver.errors import NotFound, PermissionDenied, QuicksilverError
+from quicksilver.server.http.connections import TRUST
+from quicksilver.server.http.guard import (
+    BATCH_CALLER,
+    LONG_BODY_BYTES,
+    MAX_KEY_CHARS,
+    Caller,
+    accounts_of,
+    bearer_of,
+    caller_of,
+    identity_of,
+    require_admin,
+    require_inference,
+    require_key,
+    require_metrics,
+)
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
+from tests.support.bank import Bank
 
 EDIT = "/v1/edit/completions"
 
@@ -131,43 +151,6 @@ async def test_every_reply_has_an_id_of_our_making(served: Served) -> None:
     assert all(i.startswith("req_") for i in ids)
 
 
-async def test_log_lines_link_the_request_to_its_reply(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "quicksilver")
-    response = await served.post(CHAT, chat(), {"x-stainless-retry-count": "2"})
-    record = next(record for record in caplog.records if record.getMessage() == "request")
-    assert record.request_id == response.headers["x-request-id"]
-    assert (record.reply_id, record.retry, record.status) == (response.json()["id"], 2, 200)
-
-
-async def test_log_lines_hold_no_prompt_answer_or_key(served: Served, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    key = {"authorization": "Bearer qs-canary-key"}
-    served.engine.script = lambda r: [RuntimeError("canary-answer")]
-    await served.post(CHAT, chat("canary-prompt"), key)
-    await served.post(CHAT, chat("canary-prompt", stream=True), key)
-    await served.post(CHAT, chat("canary-prompt", temperature="canary-field"), key)
-    await served.post(CHAT, b"canary-body", key)
-    await served.get("/canary-path?canary=1", key)
-    lines = [f"{record.getMessage()} {vars(record)}" for record in caplog.records if record.name.startswith("quick")]
-    assert len(lines) >= 5
-    assert not any("canary" in line for line in lines)
-
-
-async def test_refusals_have_the_route_that_would_have_answered(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "quicksilver")
-    served.services.open_requests.is_draining = True
-    for path in (CHAT, "/v1/responses/resp_1", "/nowhere"):
-        assert (await served.get(path)).status_code == 503
-    assert (await served.post(CHAT, chat())).status_code == 503
-    assert (await served.get("/health", {"host": "other.example"})).status_code == 421
-    routes = [record.route for record in caplog.records if record.getMessage() == "request"]
-    assert routes == [CHAT, "/v1/responses/{response_id}", "unmatched", CHAT, "/health"]
-    text = served.services.metrics.render([]).decode()
-    assert f'quicksilver_http_requests_total{{route="{CHAT}",status="503"}} 2.0' in text
-
-
 async def test_an_unexpected_error_inside_a_stream_is_logged_with_the_id_of_the_reply(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,3 +176,85 @@ async def test_a_head_request_is_answered_as_get_without_a_body(served: Served, 
 async def test_a_head_request_to_an_unknown_path_is_a_404(served: Served) -> None:
     async with served.client() as client:
         assert (await client.head("/v1/nothing")).status_code == 404
+
+
+def request_to(served: Served | None = None, headers: dict[str, str] | None = None, **scope: Any) -> Request:
+    pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+    app = served.app if served else None
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": pairs, "app": app, "state": {}, **scope})
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"authorization": "Bearer abc"}, "abc"),
+        ({"authorization": "bearer  abc "}, "abc"),
+        ({"authorization": "Basic abc"}, None),
+        ({"authorization": "Bearer"}, None),
+        ({"authorization": "abc", "x-api-key": "def"}, None),
+        ({"x-api-key": "def"}, "def"),
+        ({"x-api-key": ""}, None),
+        ({}, None),
+        ({"x-api-key": "k" * MAX_KEY_CHARS}, "k" * MAX_KEY_CHARS),
+        ({"x-api-key": "k" * (MAX_KEY_CHARS + 1)}, None),
+    ],
+)
+def test_the_key_is_in_one_of_two_headers(headers: dict[str, str], key: str | None) -> None:
+    assert bearer_of(request_to(headers=headers)) == key
+
+
+async def test_without_accounts_every_caller_is_one_tenant(served: Served) -> None:
+    request = request_to(served)
+    await require_inference(request)
+    assert caller_of(request) == Caller(None)
+    assert caller_of(request).tenant == ""
+    for read in (accounts_of, identity_of):
+        with pytest.raises(NotFound, match="--accounts"):
+            read(request)
+
+
+async def test_a_connection_is_trusted_after_authentication_only(bank: Bank) -> None:
+    trusted: list[bool] = []
+    scope = {TRUST: lambda: trusted.append(True)}
+    with pytest.raises(QuicksilverError):
+        await require_key(request_to(bank.served, {"x-api-key": "wrong"}, **scope))
+    assert trusted == []
+    await require_key(request_to(bank.served, await bank.key(), **scope))
+    assert trusted == [True]
+
+
+async def test_a_line_of_a_batch_has_the_caller_of_the_batch(bank: Bank) -> None:
+    request = request_to(bank.served, **{BATCH_CALLER: Caller()})
+    await require_key(request)
+    assert caller_of(request) == Caller()
+
+
+async def test_each_scope_opens_its_routes(bank: Bank) -> None:
+    usage = await bank.key(scopes=frozenset({Scope.USAGE}))
+    with pytest.raises(PermissionDenied):
+        await require_inference(request_to(bank.served, usage))
+    for require in (require_admin, require_metrics):
+        with pytest.raises(PermissionDenied):
+            await require(request_to(bank.served, usage))
+    await require_metrics(request_to(bank.served, await bank.key(scopes=frozenset({Scope.METRICS}))))
+
+
+async def test_an_admin_key_is_limited_to_its_tenant_on_the_main_listener(bank: Bank) -> None:
+    key = await bank.key(scopes=frozenset({Scope.ADMIN, Scope.INFERENCE}))
+    request = request_to(bank.served, key)
+    await require_key(request)
+    assert Scope.ADMIN not in identity_of(request).scopes
+    await require_admin(admin := request_to(bank.served, key))
+    assert Scope.ADMIN in identity_of(admin).scopes
+
+
+async def test_a_long_body_needs_credit_before_it_is_read(bank: Bank) -> None:
+    key = await bank.key(credits=0)
+    await require_inference(request_to(bank.served, {**key, "content-length": str(LONG_BODY_BYTES)}))
+    await require_inference(request_to(bank.served, key))  # without a body
+    lengths = ({"content-length": length} for length in (str(LONG_BODY_BYTES + 1), "9" * 40))
+    for headers in (*lengths, {"transfer-encoding": "chunked"}):
+        with pytest.raises(QuicksilverError, match="balance is spent"):
+            await require_inference(request_to(bank.served, {**key, **headers}))
+    replay = {**key, "content-length": str(LONG_BODY_BYTES + 1), "idempotency-key": "a"}
+    await require_inference(request_to(bank.served, replay))

@@ -10,6 +10,7 @@ import pytest
 
 from quicksilver.core import Delta, FinishReason, Request, ScoreRequest, Scores
 from quicksilver.errors import EngineDied, EngineUnavailable
+from quicksilver.server.http.metrics import render
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat, content_of, events, says
 from tests.server.hybrid.conftest import SURE, UNSURE, HybridServed, answers, consent, legs_of, rows_of
@@ -67,7 +68,7 @@ async def test_targets_are_counted_by_outcome(hybrid: HybridServed) -> None:
     hybrid.served.engine.script = answers("London", UNSURE)
     for _ in range(2):
         await ask(hybrid)
-    text = hybrid.served.services.metrics.render([]).decode()
+    text = render(hybrid.served.services.metrics, []).decode()
     assert 'quicksilver_hybrid_legs_total{outcome="escalated",target="nano"} 2.0' in text
     assert 'quicksilver_hybrid_legs_total{outcome="answered",target="strong"} 2.0' in text
 

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message
 
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.endpoints.batches.wire import ENDPOINTS, MAX_LINES, BatchLine
-from quicksilver.server.http.auth import BATCH_CALLER, Caller
 from quicksilver.server.http.body import parse_body
 from quicksilver.server.http.errors import envelope_for
+from quicksilver.server.http.guard import BATCH_CALLER, Caller
 
 # Listed in a batch that fails.
 MAX_ERRORS = 20

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.batches.lines import answer_line, has_failed, read_lines
 from quicksilver.server.endpoints.batches.wire import BatchLine
-from quicksilver.server.http.auth import Caller
+from quicksilver.server.http.guard import Caller
 
 
 def open_lines(source: Path) -> list[BatchLine]:

@@ -21,8 +21,8 @@ from quicksilver.server.endpoints.batches.runner import (
 )
 from quicksilver.server.endpoints.batches.wire import BatchBody, BatchReply
 from quicksilver.server.endpoints.files.store import get_file
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, takes

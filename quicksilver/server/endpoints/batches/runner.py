@@ -26,7 +26,7 @@ from quicksilver.errors import AuthenticationFailed, InvalidRequest, Quicksilver
 from quicksilver.server.endpoints.batches.lines import answer_line, has_failed, read_lines, refuse_line
 from quicksilver.server.endpoints.batches.wire import BatchLine
 from quicksilver.server.endpoints.files.store import describe, read_content, write_file
-from quicksilver.server.http.auth import Caller
+from quicksilver.server.http.guard import Caller
 from quicksilver.server.services import Services
 from quicksilver.server.storage import EVICTED, read_json, write_json
 

@@ -10,8 +10,8 @@ from quicksilver.server.endpoints.chat.format import ChatFormat
 from quicksilver.server.endpoints.chat.plan import plan_chat
 from quicksilver.server.endpoints.chat.wire import ChatBody, ChatChunk, ChatCompletion
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import choose_model, read_body
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
 from quicksilver.server.hybrid.respond import respond_auto
 from quicksilver.server.hybrid.rules import profile_of

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from quicksilver.accounts.records import StoredObject
 from quicksilver.server.endpoints.chat.stored import CHAT, ChatUpdateBody
 from quicksilver.server.endpoints.chat.wire import ChatCompletion
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import AscendingQuery, DeletedReply, ObjectList, wanted_metadata
 from quicksilver.server.http.openapi import answers, answers_read, takes

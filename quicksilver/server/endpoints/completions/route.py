@@ -11,8 +11,8 @@ from quicksilver.server.endpoints.completions.template_edit import TemplateEditF
 from quicksilver.server.endpoints.completions.wire import CompletionBody, FimBody, TextChunk, TextCompletion
 from quicksilver.server.endpoints.feedback.capture import captured_infill
 from quicksilver.server.generation.respond import ReplyFormat, respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import choose_model, read_body, read_for_model
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
 from quicksilver.server.models import RouteKind
 from quicksilver.server.services import services_of

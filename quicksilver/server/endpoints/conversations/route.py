@@ -20,8 +20,8 @@ from quicksilver.server.endpoints.conversations.wire import (
     NewItemsBody,
 )
 from quicksilver.server.endpoints.responses.turn import CONVERSATION, ITEM, MAX_ITEMS, Item, as_listed, stored_items
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import off_loop, parse_body, parse_object, read_body, read_bytes
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, may_take, takes

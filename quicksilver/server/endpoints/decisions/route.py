@@ -10,8 +10,8 @@ from quicksilver.server.endpoints.decisions.format import DecisionFormat, System
 from quicksilver.server.endpoints.decisions.plan import plan_decisions, plan_system_one
 from quicksilver.server.endpoints.decisions.wire import DecisionBody, DecisionReply, SystemOneBody, SystemOneReply
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers, takes
 from quicksilver.server.models import RouteKind
 

@@ -11,9 +11,9 @@ from quicksilver.server.endpoints.edits.edit import EditFormat, plan_edit
 from quicksilver.server.endpoints.edits.wire import ApplyBody, EditBody
 from quicksilver.server.endpoints.feedback.capture import captured_edit
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.fields import join_text
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
 from quicksilver.server.models import RouteKind
 

@@ -16,7 +16,7 @@ from quicksilver.editing.prompts import EditRequest, rewritten_region
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat, WrappedFormat
-from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.services import services_of
 from quicksilver.server.storage import write_json
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer

@@ -21,7 +21,7 @@ from quicksilver.server.endpoints.files.store import (
     save_file,
 )
 from quicksilver.server.endpoints.files.upload import read_upload
-from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DEFAULT_LISTED, DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, refusals

@@ -16,8 +16,8 @@ from quicksilver.accounts.records import StoredObject
 from quicksilver.errors import InvalidRequest, NotFound
 from quicksilver.server.endpoints.files.store import get_file
 from quicksilver.server.endpoints.fine_tuning.wire import JobBody, JobReply, MethodBody
-from quicksilver.server.http.auth import Caller, caller_of
 from quicksilver.server.http.body import read_body
+from quicksilver.server.http.guard import Caller, caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import ListQuery, ObjectList, wanted_metadata
 from quicksilver.server.http.openapi import answers, answers_read, refusals, takes

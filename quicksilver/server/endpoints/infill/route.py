@@ -10,8 +10,8 @@ from quicksilver.server.endpoints.completions.wire import CompletionBody
 from quicksilver.server.endpoints.infill.format import InfillFormat
 from quicksilver.server.endpoints.infill.wire import InfillBody, InfillChunk, InfillReply
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
 from quicksilver.server.models import RouteKind
 

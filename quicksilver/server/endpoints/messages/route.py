@@ -18,9 +18,9 @@ from quicksilver.server.endpoints.messages.wire import (
     MessagesBody,
 )
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.errors import AnthropicErrorReply
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, takes
 from quicksilver.server.models import RouteKind

@@ -9,8 +9,8 @@ from quicksilver.errors import ModelNotFound
 from quicksilver.server.endpoints.messages.models import anthropic_model, anthropic_models, is_anthropic
 from quicksilver.server.endpoints.models.codex import FullModelList, with_codex_models
 from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.errors import ErrorReply
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers_read

@@ -24,8 +24,8 @@ from quicksilver.server.endpoints.ollama.wire import (
     ShowBody,
 )
 from quicksilver.server.generation.respond import respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import choose_model, read_body, read_for_model
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, answers_read, takes
 from quicksilver.server.models import RouteKind, known_info

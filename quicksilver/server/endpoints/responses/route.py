@@ -24,9 +24,9 @@ from quicksilver.server.endpoints.responses.wire import (
 )
 from quicksilver.server.generation.job import ReplyJob
 from quicksilver.server.generation.respond import open_job, rate_limit_headers, replay, respond
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.errors import error_response
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, takes
 from quicksilver.server.models import RouteKind

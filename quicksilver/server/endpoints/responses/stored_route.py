@@ -13,7 +13,7 @@ from quicksilver.server.endpoints.responses.background import cancel_response, c
 from quicksilver.server.endpoints.responses.replay import stream_stored
 from quicksilver.server.endpoints.responses.turn import RESPONSE, HistoryBounds, read_chain
 from quicksilver.server.endpoints.responses.wire import ResponseReply
-from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers_read

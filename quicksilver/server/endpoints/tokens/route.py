@@ -16,8 +16,8 @@ from quicksilver.server.endpoints.tokens.wire import (
     TokenizeReply,
     TokenizerInfo,
 )
-from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_for_model
+from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_read, takes
 from quicksilver.server.models import RouteKind
