@@ -32,11 +32,11 @@ from quicksilver.cluster.routing.affinity import Replica, digest, first_choice, 
 from quicksilver.cluster.routing.prompt_prefix import affinity_keys
 from quicksilver.errors import QuicksilverError, Unavailable
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.http.body import data_event, named_event
 from quicksilver.server.http.connections import TRUST
 from quicksilver.server.http.errors import envelope_for, error_response
 from quicksilver.server.http.guard import CLIENT_CLOSED, as_refusal, check_headers, check_host, check_origin
 from quicksilver.server.http.request_record import OpenRequests
-from quicksilver.server.http.sse import data_event, named_event
 
 log = logging.getLogger("quicksilver.route")
 

@@ -27,11 +27,11 @@ from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.job import Job, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.usage import RunningUsage
+from quicksilver.server.http.body import DONE, KEEP_ALIVE, EventStream, data_event, while_connected
 from quicksilver.server.http.errors import JSON, envelope, error_response
 from quicksilver.server.http.fields import StreamOptions
 from quicksilver.server.http.guard import BATCH_CALLER, as_refusal, caller_of
 from quicksilver.server.http.request_record import record_of
-from quicksilver.server.http.sse import DONE, KEEP_ALIVE, EventStream, data_event, while_connected
 from quicksilver.server.services import Services, services_of
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 

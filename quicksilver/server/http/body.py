@@ -1,40 +1,47 @@
-"""A request body from the socket to a checked wire model: size first, then JSON, then fields.
+"""How bodies pass the socket: a request's becomes a checked wire model, a reply's is sent as events while it is made.
 
-Parsed once and never again: NaN, lone surrogates and malformed UTF-8 are refused by the parser; of a key that
-comes twice the last wins. Large bodies are parsed off the event loop. A body that sets a field of another server that
-changes the answer and cannot be honoured here is refused; any other unknown field is ignored with a warning.
+A request's body is parsed once and never again: its size is checked first, then JSON, then fields. NaN, lone surrogates
+and malformed UTF-8 are refused by the parser; of a key that comes twice the last wins. Large bodies are parsed off the
+event loop. A body that sets a field of another server that changes the answer and cannot be honoured here is refused;
+any other unknown field is ignored with a warning. Every route whose body names a model begins with `read_for_model`,
+and passes the Services on: the reply is generated and charged by that model.
 
-Every route whose body names a model begins with `read_for_model`, and passes the Services on: the reply is generated
-and charged by that model.
+A stream is read only as fast as the socket takes the data, so nothing queues here for a slow client. The work on any
+reply is cancelled when its client disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
 from quicksilver.server.http.guard import caller_of
-from quicksilver.server.http.sse import while_connected
 from quicksilver.server.models import RouteKind
 from quicksilver.server.services import Services, services_of
 
 BodyType = TypeVar("BodyType", bound=Wire)
 Parsed = TypeVar("Parsed")
 Checked = TypeVar("Checked", bound=BaseModel)
+Result = TypeVar("Result")
 
 OFF_LOOP_BYTES = 64 * 2**10
 MAX_JSON_VALUES = 200_000
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 # One at a time: a parser holds the interpreter lock, so two would make the event loop wait twice as long.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="parse-body")
 
@@ -244,3 +251,115 @@ async def choose_model(request: Request, body: NamedBody, kind: RouteKind) -> tu
     if body.model:
         return body, services
     return body.model_copy(update={"model": services.directory.default}), services
+
+
+def data_event(payload: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def named_event(name: str, payload: Mapping[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+
+
+class Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class EventStream(Response):
+    """Sends what `events` yields. Whatever ends the reply, `source` is closed before the call returns."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: Closable,
+        idle_s: float,
+        headers: Mapping[str, str] | None = None,
+        keep_alive: bytes = KEEP_ALIVE,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+        del self.headers["content-length"]
+        self._events = events
+        self._source = source
+        self._idle_s = idle_s
+        self._keep_alive = keep_alive
+        self._num_sent = 0
+        self._is_done = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The source is closed apart from the events: a generator that never began runs no cleanup of its own.
+        async with aclosing(self._source):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._run(receive, send)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
+        pump = asyncio.create_task(self._pump(send))
+        watch = asyncio.create_task(self._watch(receive, send))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (watch, pump):
+                task.cancel()
+            results = await asyncio.gather(pump, watch, return_exceptions=True)
+        _raise_failures(results)
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._num_sent += 1
+        self._is_done = True
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Returns when the reader is gone; meanwhile keeps idle proxies from closing the connection."""
+        while True:
+            before = self._num_sent
+            try:
+                message = await asyncio.wait_for(receive(), self._idle_s)
+            except TimeoutError:
+                if self._num_sent == before and not self._is_done:
+                    await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
+                continue
+            if message["type"] == "http.disconnect":
+                return
+
+
+class LineStream(EventStream):
+    """One JSON object per line. There are no comments in this form, so an idle stream sends nothing."""
+
+    media_type = "application/x-ndjson"
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _raise_failures(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client disconnects. The body must have been read before."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

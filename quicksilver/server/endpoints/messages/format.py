@@ -20,8 +20,8 @@ from quicksilver.server.endpoints.messages.wire import MessageObject, MessagesBo
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
 from quicksilver.server.generation.usage import usage_reply
+from quicksilver.server.http.body import named_event
 from quicksilver.server.http.errors import anthropic_envelope
-from quicksilver.server.http.sse import named_event
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 from quicksilver.text.channels import Channel, ChannelDelta

@@ -17,7 +17,7 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.server.endpoints.ollama.wire import OllamaCallReply, OllamaReply, OllamaTokenLogprob
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import ReplyFormat
-from quicksilver.server.http.sse import LineStream
+from quicksilver.server.http.body import LineStream
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 from quicksilver.text.channels import Channel
 from quicksilver.text.tokenizer import Tokenizer

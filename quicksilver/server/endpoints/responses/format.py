@@ -22,8 +22,8 @@ from quicksilver.server.endpoints.responses.wire import ReasoningConfig, Respons
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
 from quicksilver.server.generation.usage import usage_reply
+from quicksilver.server.http.body import named_event
 from quicksilver.server.http.fields import Wire
-from quicksilver.server.http.sse import named_event
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 from quicksilver.text.channels import Channel, ChannelDelta

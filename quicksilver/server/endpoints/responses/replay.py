@@ -11,7 +11,7 @@ from fastapi import Request
 
 from quicksilver.server.endpoints.responses.background import OPEN, LiveEvents, current_reply, live_events
 from quicksilver.server.endpoints.responses.turn import RESPONSE
-from quicksilver.server.http.sse import EventStream, named_event
+from quicksilver.server.http.body import EventStream, named_event
 from quicksilver.server.services import Services, services_of
 
 POLL_S = 0.2

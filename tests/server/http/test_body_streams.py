@@ -10,7 +10,7 @@ import orjson
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
-from quicksilver.server.http.sse import KEEP_ALIVE, EventStream, LineStream, data_event, named_event, while_connected
+from quicksilver.server.http.body import KEEP_ALIVE, EventStream, LineStream, data_event, named_event, while_connected
 
 LONG_S = 60.0
 
