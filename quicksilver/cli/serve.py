@@ -27,9 +27,9 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import default_home
 from quicksilver.server.config import LOOPBACK_HOSTS, ModelCard, ServerConfig, Timeouts
 from quicksilver.server.http.logs import log_to_stderr
-from quicksilver.server.models import parse_served_names
 from quicksilver.server.processes import default_num_processes
 from quicksilver.server.run import check_address, check_ports, run
+from quicksilver.server.services import parse_served_names
 from quicksilver.worker.pool import ModelPoolConfig
 
 

@@ -32,9 +32,8 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
 from quicksilver.server.hybrid.policy import HybridPolicy
 from quicksilver.server.hybrid.state import Hybrid
-from quicksilver.server.models import ServedModel
 from quicksilver.server.run import serve_until_stopped
-from quicksilver.server.services import Services
+from quicksilver.server.services import ServedModel, Services
 from quicksilver.server.trainer_process import TrainerProcess
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer

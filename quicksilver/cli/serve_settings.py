@@ -18,7 +18,7 @@ from quicksilver.hub.resolve import ModelFiles
 from quicksilver.server.config import ModelCard, ServerConfig
 from quicksilver.server.hybrid.policy import HybridPolicy
 from quicksilver.server.hybrid.rules import AUTO_NAMES
-from quicksilver.server.models import NameTable, name_table
+from quicksilver.server.services import NameTable, name_table
 from quicksilver.worker.pool import ModelPoolConfig
 from quicksilver.worker.program import WorkerConfig
 

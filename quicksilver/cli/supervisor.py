@@ -23,10 +23,9 @@ from quicksilver.cli.serve_settings import LogSettings, ServeSettings
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.http.metrics import forget_process
-from quicksilver.server.models import ServedModel
 from quicksilver.server.processes import ApiProcesses, listening_sockets
 from quicksilver.server.run import check_address, make_listener, stop_signals
-from quicksilver.server.services import Services
+from quicksilver.server.services import ServedModel, Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.worker.control import ApiState, ControlServer

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.core import (
@@ -25,7 +25,18 @@ from quicksilver.core import (
     Scores,
 )
 from quicksilver.errors import ModelNotFound
-from quicksilver.server.models import is_loaded, load
+
+
+@runtime_checkable
+class LoadableEngine(Protocol):
+    """An engine client whose model is loaded on demand."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `load` returns at once."""
+
+    async def load(self) -> None:
+        """Returns when the model is loaded. Raises EngineUnavailable if that takes longer than a request may wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +87,11 @@ class AdapterEngine:
 
     @property
     def is_loaded(self) -> bool:
-        return is_loaded(self.engine)
+        return not isinstance(self.engine, LoadableEngine) or self.engine.is_loaded
 
     async def load(self) -> None:
-        await load(self.engine)
+        if isinstance(self.engine, LoadableEngine):
+            await self.engine.load()
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         self._check_support()

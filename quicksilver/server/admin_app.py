@@ -24,7 +24,6 @@ from quicksilver.server.endpoints.health import route as health
 from quicksilver.server.http.guard import Guard, add_refusals, require_admin, require_metrics
 from quicksilver.server.http.metrics import ModelFigures, render
 from quicksilver.server.http.openapi import describe
-from quicksilver.server.models import known_info
 from quicksilver.server.services import Services, services_of
 
 ACCOUNTS = (organizations.router, projects.router, arrangements.router, usage.router)
@@ -53,7 +52,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def read_figures(services: Services) -> ModelFigures:
-    info = known_info(services.engine)
+    info = services.known_info
     if info is None or services.engine.health().state is EngineState.UNLOADED:
         return ModelFigures(services.model_id)
     return ModelFigures(services.model_id, info, await services.engine_probe.read())

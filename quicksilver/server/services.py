@@ -1,15 +1,22 @@
-"""Services: the objects that requests use, built by the caller and injected once.
+"""What a request uses: the model that it names, and the objects of the server, built by the caller and injected once.
 
 A Services object is bound to one model. `for_model` returns that of another model of the same server; the two share
 everything that does not depend on the model. There is no module-level state: two applications in one process share
 nothing but what their Services share.
+
+A name selects one model for chat routes and one for code routes. Both are the same model, except where the catalogue
+names a companion: a second model that answers the code routes in place of the first. Every name that is not the id of a
+model is an alias. A reply contains the model name that the request used.
 """
 
 from __future__ import annotations
 
+import difflib
+import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +25,10 @@ from fastapi import Request
 
 from quicksilver.accounts.keys import load_pepper
 from quicksilver.constrain.source import ToolTags
-from quicksilver.core import EngineClient
-from quicksilver.errors import ModelNotFound
-from quicksilver.server.adapters import AdapterEngine, AdapterSource, ServedAdapter
-from quicksilver.server.config import ServerConfig
+from quicksilver.core import EngineClient, EngineInfo
+from quicksilver.errors import EngineUnavailable, InvalidRequest, ModelNotFound
+from quicksilver.server.adapters import AdapterEngine, AdapterSource, LoadableEngine, ServedAdapter
+from quicksilver.server.config import ModelCard, ServerConfig
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.encoding.prompt_encoder import PromptEncoder
 from quicksilver.server.encoding.update_merger import UpdateMerger
@@ -34,16 +41,6 @@ from quicksilver.server.generation.in_flight import InFlightQueue
 from quicksilver.server.generation.tool_tags import read_tool_tags
 from quicksilver.server.http.request_record import Metrics, OpenRequests
 from quicksilver.server.hybrid.state import Hybrid
-from quicksilver.server.models import (
-    Directory,
-    ListedModel,
-    NameTable,
-    RouteKind,
-    ServedModel,
-    is_loaded,
-    load,
-    name_table,
-)
 from quicksilver.server.storage import Storage
 from quicksilver.server.tuned_adapters import TunedAdapters
 from quicksilver.text.chat import ChatTemplate
@@ -58,6 +55,98 @@ if TYPE_CHECKING:
 
 # Adapters whose Services are kept; each has an encoder of prompts.
 MAX_ADAPTER_SERVICES = 256
+# Prefixes that routers put before a name and do not always remove.
+PROVIDER_PREFIXES = ("inception/", "openai/")
+
+
+class RouteKind(StrEnum):
+    """`CODE`: fill-in-the-middle, next edit and apply edit. `CHAT`: every other route that names a model."""
+
+    CHAT = "chat"
+    CODE = "code"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model beside the default one: what a request to it uses instead of the default's objects."""
+
+    card: ModelCard
+    engine: EngineClient
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    encoders: EncoderPool | None = None
+    # Of an adapter: the id of its base model.
+    base: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NameTable:
+    """Names -> ids of models, per kind of route, in the order of the model lists."""
+
+    chat: Mapping[str, str] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict)
+
+    def model_of(self, name: str, kind: RouteKind) -> str | None:
+        """A name that one kind of route lists is accepted by the other too."""
+        tables = (self.code, self.chat) if kind is RouteKind.CODE else (self.chat, self.code)
+        return next((table[name] for table in tables if name in table), None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.chat, *self.code)))
+
+    @property
+    def default(self) -> str:
+        return next(iter(self.chat))
+
+    def find(self, name: str, kind: RouteKind) -> str:
+        """The id of the model that `name` selects; an empty name selects the default. Raises ModelNotFound."""
+        found = self.model_of(bare_name(name) or self.default, kind)
+        if found is not None:
+            return found
+        near = difflib.get_close_matches(name, self.names, n=1)
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise ModelNotFound(f"model `{name[:100]}` not found{hint}; {self._served()}", param="model")
+
+    def _served(self) -> str:
+        models = dict.fromkeys((*self.chat.values(), *self.code.values()))
+        known = ", ".join(f"`{each}`" for each in models)
+        others = ", ".join(name for name in self.names if name not in models)
+        return f"this server has {known}" + (f" (also named {others})" if others else "")
+
+
+def bare_name(name: str) -> str:
+    return next((name.removeprefix(prefix) for prefix in PROVIDER_PREFIXES if name.startswith(prefix)), name)
+
+
+def name_table(
+    ids: Sequence[str],
+    config: ServerConfig,
+    companions: Mapping[str, str] | None = None,
+    served_names: Mapping[str, str] | None = None,
+) -> NameTable:
+    """The first model is the default: the aliases of `config` select it. `served_names` override every other name."""
+    companions, served_names = companions or {}, served_names or {}
+    default = ids[0]
+    chat = {default: default, **dict.fromkeys(config.chat_aliases, default), **{each: each for each in ids}}
+    code = {default: default, **dict.fromkeys(config.code_aliases, default), **{each: each for each in ids}}
+    for alias, target in served_names.items():
+        if target not in ids:
+            raise InvalidRequest(f"--served-name {alias}={target}: {target} is not served here", param="served_name")
+        chat[alias] = code[alias] = target
+    return NameTable(chat, {name: companions.get(target, target) for name, target in code.items()})
+
+
+def parse_served_names(entries: Iterable[str]) -> dict[str, str]:
+    """`NAME=MODEL` entries as a mapping."""
+    names: dict[str, str] = {}
+    for entry in entries:
+        name, equals, target = entry.partition("=")
+        if not (name and equals and target) or len(name) > 256:
+            raise InvalidRequest(f"--served-name takes NAME=MODEL, not {entry!r}", param="served_name")
+        if names.setdefault(name, target) != target:
+            raise InvalidRequest(f"--served-name gives {name} two models", param="served_name")
+    return names
 
 
 @dataclass(frozen=True)
@@ -87,6 +176,8 @@ class Services:
     adapters: AdapterSource | None = None
     # Of an adapter: the id of its base model.
     base_id: str | None = None
+    # Seconds since the epoch.
+    started_at: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def model_id(self) -> str:
@@ -101,7 +192,7 @@ class Services:
 
     def for_model(self, name: str, kind: RouteKind) -> Services:
         """The Services of the model that `name` selects; an empty name selects the default. Raises ModelNotFound."""
-        return self.by_model[self.directory.find(name, kind)]
+        return self.by_model[self.model_names.find(name, kind)]
 
     async def for_tenant(self, name: str, kind: RouteKind, tenant: str) -> Services:
         """As `for_model`, with the adapters of this tenant."""
@@ -154,11 +245,12 @@ class Services:
     @property
     def is_loaded(self) -> bool:
         """False for a model that `load` has to wait for."""
-        return is_loaded(self.engine)
+        return not isinstance(self.engine, LoadableEngine) or self.engine.is_loaded
 
     async def load(self) -> None:
         """Returns when this model is loaded. Raises EngineUnavailable if that takes longer than a request may wait."""
-        await load(self.engine)
+        if isinstance(self.engine, LoadableEngine):
+            await self.engine.load()
 
     def _bind(self, model: ServedModel) -> Services:
         return replace(
@@ -181,16 +273,19 @@ class Services:
     def engine_probe(self) -> EngineProbe:
         return EngineProbe(self.engine)
 
-    @cached_property
-    def directory(self) -> Directory:
-        if self.root is not None:
-            return self.root.directory
-        listed = {name: each.listed for name, each in self.by_model.items()}
-        return Directory(self.names or name_table(tuple(listed), self.config), listed)
-
     @property
-    def listed(self) -> ListedModel:
-        return ListedModel(self.config.card, self.engine, self.template.can_think, self.base_id)
+    def known_info(self) -> EngineInfo | None:
+        """The facts of a model that is loaded or was loaded before; None before its first load."""
+        try:
+            return self.engine.info
+        except EngineUnavailable:
+            return None
+
+    @cached_property
+    def model_names(self) -> NameTable:
+        if self.root is not None:
+            return self.root.model_names
+        return self.names or name_table(tuple(self.by_model), self.config)
 
     @cached_property
     def prompts(self) -> PromptEncoder:

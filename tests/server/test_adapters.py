@@ -13,7 +13,7 @@ from quicksilver.adapters import AdapterRef
 from quicksilver.core import EngineClient
 from quicksilver.server.adapters import AdapterEngine, ServedAdapter
 from quicksilver.server.config import ModelCard
-from quicksilver.server.models import ServedModel, name_table
+from quicksilver.server.services import ServedModel, name_table
 from tests.server.conftest import HELLO, Served, chat
 from tests.support.bank import Bank
 from tests.support.fake_engine import INFO

@@ -12,7 +12,7 @@ from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.adapters import AdapterEngine
 from quicksilver.server.config import ModelCard
-from quicksilver.server.models import ServedModel, name_table
+from quicksilver.server.services import ServedModel, name_table
 from quicksilver.tuning.models import TunedModel, register
 from tests.server.conftest import Served, chat
 from tests.server.endpoints.files.test_route import call

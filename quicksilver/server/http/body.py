@@ -30,8 +30,7 @@ from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
 from quicksilver.server.http.guard import caller_of
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import Services, services_of
+from quicksilver.server.services import RouteKind, Services, services_of
 
 BodyType = TypeVar("BodyType", bound=Wire)
 Parsed = TypeVar("Parsed")
@@ -250,7 +249,7 @@ async def choose_model(request: Request, body: NamedBody, kind: RouteKind) -> tu
         await while_connected(request, services.load())
     if body.model:
         return body, services
-    return body.model_copy(update={"model": services.directory.default}), services
+    return body.model_copy(update={"model": services.model_names.default}), services
 
 
 def data_event(payload: Mapping[str, Any]) -> bytes:

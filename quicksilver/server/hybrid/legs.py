@@ -35,8 +35,7 @@ from quicksilver.server.hybrid.gate import ConfidenceMeter, Evidence, MeteredAns
 from quicksilver.server.hybrid.policy import GateSettings
 from quicksilver.server.hybrid.rules import AUTO
 from quicksilver.server.hybrid.state import Hybrid
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import Services
+from quicksilver.server.services import RouteKind, Services
 from quicksilver.text.answer import CollectedAnswer
 
 

@@ -26,7 +26,7 @@ async def respond_auto(
 ) -> Response:
     opener = LegOpener(request, body, services, hybrid)
     facts = facts_of(body, profile, caller_of(request).tenant)
-    route = choose_route(hybrid.policy, facts, services.directory.default, may_leave=await opener.may_leave())
+    route = choose_route(hybrid.policy, facts, services.model_names.default, may_leave=await opener.may_leave())
     job = HybridJob(opener, route, is_streamed=bool(body.stream))
     try:
         return await respond_with(request, body, job, HybridFormat(job))

@@ -16,7 +16,7 @@ from quicksilver.server.config import ModelCard
 from quicksilver.server.hybrid.policy import parse_policy
 from quicksilver.server.hybrid.rules import AUTO_NAMES
 from quicksilver.server.hybrid.state import Hybrid
-from quicksilver.server.models import ServedModel, name_table
+from quicksilver.server.services import ServedModel, name_table
 from tests.server.conftest import Served, says
 from tests.support.bank import Bank
 from tests.support.fake_engine import FakeEngine, Script, Step

@@ -15,8 +15,7 @@ from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
 from quicksilver.server.hybrid.respond import respond_auto
 from quicksilver.server.hybrid.rules import profile_of
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import services_of
+from quicksilver.server.services import RouteKind, services_of
 
 router = APIRouter(prefix="/v1", tags=["chat"])
 

@@ -14,8 +14,7 @@ from quicksilver.server.generation.respond import ReplyFormat, respond
 from quicksilver.server.http.body import choose_model, read_body, read_for_model
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import services_of
+from quicksilver.server.services import RouteKind, services_of
 
 router = APIRouter(prefix="/v1", tags=["completions"])
 RESPONSES = answers_or_streams(TextCompletion, TextChunk)

@@ -13,7 +13,7 @@ from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers, takes
-from quicksilver.server.models import RouteKind
+from quicksilver.server.services import RouteKind
 
 router = APIRouter(prefix="/v1", tags=["decisions"])
 

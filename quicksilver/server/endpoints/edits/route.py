@@ -15,7 +15,7 @@ from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.fields import join_text
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.openapi import answers_or_streams, takes
-from quicksilver.server.models import RouteKind
+from quicksilver.server.services import RouteKind
 
 router = APIRouter(prefix="/v1")
 RESPONSES = answers_or_streams(ChatCompletion, ChatChunk)

@@ -22,8 +22,7 @@ from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import ListQuery, ObjectList, wanted_metadata
 from quicksilver.server.http.openapi import answers, answers_read, refusals, takes
 from quicksilver.server.http.query import asks, read_query
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import Services, services_of
+from quicksilver.server.services import RouteKind, Services, services_of
 from quicksilver.server.storage import list_reply, read_json
 from quicksilver.tuning.hyperparameters import TRAINED, checked
 from quicksilver.tuning.jobs import CHECKPOINT, EVENT, JOB, JobStore, TuningJob, new_job
@@ -80,7 +79,7 @@ def described_method(body: JobBody) -> dict[str, Any]:
 
 async def _base(services: Services, caller: Caller, name: str) -> str:
     """The id of the model to tune."""
-    model = services.directory.find(name, RouteKind.CHAT)
+    model = services.model_names.find(name, RouteKind.CHAT)
     if caller.identity is not None:
         caller.identity.require_model(model)
         assert services.accounts is not None

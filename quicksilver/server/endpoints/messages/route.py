@@ -23,7 +23,7 @@ from quicksilver.server.http.errors import AnthropicErrorReply
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, takes
-from quicksilver.server.models import RouteKind
+from quicksilver.server.services import RouteKind
 
 router = APIRouter(prefix="/v1", tags=["messages"])
 counting_router = APIRouter(prefix="/v1", tags=["messages"])

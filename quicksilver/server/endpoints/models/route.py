@@ -8,14 +8,14 @@ from starlette.responses import Response
 from quicksilver.errors import ModelNotFound
 from quicksilver.server.endpoints.messages.models import anthropic_model, anthropic_models, is_anthropic
 from quicksilver.server.endpoints.models.codex import FullModelList, with_codex_models
+from quicksilver.server.endpoints.models.listing import describe, entry, listing
 from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
 from quicksilver.server.http.errors import ErrorReply
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers_read
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import services_of
+from quicksilver.server.services import RouteKind, services_of
 from quicksilver.tuning.models import delete_model
 
 router = APIRouter(prefix="/v1", tags=["models"])
@@ -24,20 +24,20 @@ LIST: dict[int | str, dict[str, object]] = {200: {"model": ModelList}}
 
 @router.get("/models", responses={200: {"model": FullModelList}})
 async def list_models(request: Request) -> Response:
-    directory = services_of(request).directory
-    listed = directory.listing(directory.names)
+    services = services_of(request)
+    listed = listing(services, services.model_names.names)
     adapters = await adapter_entries(request)
     listed["data"] += adapters
     if is_anthropic(request):
         return json_response(anthropic_models(listed["data"]))
-    names = {*directory.chat_names, *(entry["id"] for entry in adapters)}
+    names = {*services.model_names.chat, *(entry["id"] for entry in adapters)}
     return json_response(with_codex_models(listed, names))
 
 
 @router.get("/chat/completions/models", responses=LIST)
 async def list_chat_models(request: Request) -> Response:
-    directory = services_of(request).directory
-    listed = directory.listing(directory.chat_names)
+    services = services_of(request)
+    listed = listing(services, services.model_names.chat)
     listed["data"] += await adapter_entries(request)
     return json_response(listed)
 
@@ -46,8 +46,8 @@ async def list_chat_models(request: Request) -> Response:
 @router.get("/edit/completions/models", responses=LIST)
 @router.get("/apply/completions/models", responses=LIST)
 async def list_code_models(request: Request) -> Response:
-    directory = services_of(request).directory
-    listed = directory.listing(directory.code_names, RouteKind.CODE)
+    services = services_of(request)
+    listed = listing(services, services.model_names.code, RouteKind.CODE)
     listed["data"] += await adapter_entries(request)
     return json_response(listed)
 
@@ -59,10 +59,9 @@ async def get_model(request: Request, name: str) -> Response:
         return await list_models(request)
     services = services_of(request)
     found = await services.for_tenant(name, RouteKind.CHAT, caller_of(request).tenant)
-    directory = services.directory
     is_model = found.model_id in services.by_model
-    entry = directory.entry(name) if is_model else directory.describe(name, found.listed)
-    return json_response(anthropic_model(entry) if is_anthropic(request) else entry)
+    listed = entry(services, name) if is_model else describe(name, found)
+    return json_response(anthropic_model(listed) if is_anthropic(request) else listed)
 
 
 @router.delete("/models/{name:path}", responses=answers_read(DeletedReply))
@@ -79,4 +78,4 @@ async def adapter_entries(request: Request) -> list[ModelReply]:
     services = services_of(request)
     served = await services.adapter_source.list(caller_of(request).tenant)
     here = [each for each in served if each.base in services.by_model]
-    return [services.directory.describe(each.name, services.for_adapter(each).listed) for each in here]
+    return [describe(each.name, services.for_adapter(each)) for each in here]

@@ -28,8 +28,7 @@ from quicksilver.server.http.body import choose_model, read_body, read_for_model
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, answers_read, takes
-from quicksilver.server.models import RouteKind, known_info
-from quicksilver.server.services import Services, services_of
+from quicksilver.server.services import RouteKind, Services, services_of
 
 router = APIRouter(prefix="/api", tags=["ollama"])
 listing_router = APIRouter(prefix="/api", tags=["ollama"])
@@ -78,7 +77,7 @@ def loaded(model: str, *, is_chat: bool) -> OllamaReply:
 async def tags(request: Request) -> Response:
     services = services_of(request)
     models = [list_model(name, each) for name, each in services.by_model.items()]
-    aliases = [name for name in services.directory.names if name not in services.by_model]
+    aliases = [name for name in services.model_names.names if name not in services.by_model]
     models += [list_model(name, services.for_model(name, RouteKind.CHAT)) for name in aliases]
     return json_response({"models": models})
 
@@ -115,7 +114,7 @@ async def version() -> Response:
 
 def list_model(name: str, services: Services) -> OllamaModel:
     """A model that was never loaded has no size and no digest yet."""
-    info = known_info(services.engine)
+    info = services.known_info
     return {
         "name": name,
         "model": name,
@@ -137,7 +136,7 @@ def running_model(name: str, services: Services) -> OllamaRunning:
 
 
 def details(services: Services) -> OllamaDetails:
-    info = known_info(services.engine)
+    info = services.known_info
     return {
         "parent_model": "",
         "format": "quicksilver",

@@ -29,8 +29,7 @@ from quicksilver.server.http.errors import error_response
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, takes
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import services_of
+from quicksilver.server.services import RouteKind, services_of
 
 router = APIRouter(prefix="/v1", tags=["responses"])
 

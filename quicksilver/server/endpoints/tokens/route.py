@@ -20,8 +20,7 @@ from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.guard import caller_of
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_read, takes
-from quicksilver.server.models import RouteKind
-from quicksilver.server.services import Services, services_of
+from quicksilver.server.services import RouteKind, Services, services_of
 from quicksilver.text.conversation import PromptRequest
 
 router = APIRouter(tags=["tokens"])

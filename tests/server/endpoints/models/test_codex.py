@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quicksilver.server.endpoints.models.codex import INSTRUCTIONS, codex_model
+from quicksilver.server.endpoints.models.listing import entry
 from quicksilver.text.chat import ChatTemplate
 from tests.server.conftest import Served
 
@@ -29,7 +30,7 @@ REQUIRED = {
 async def test_every_chat_name_is_listed_beside_the_entries_of_openai(served: Served) -> None:
     listed = (await served.get("/v1/models?client_version=0.166.0")).json()
     assert listed["object"] == "list"
-    assert [model["slug"] for model in listed["models"]] == list(served.services.directory.chat_names)
+    assert [model["slug"] for model in listed["models"]] == list(served.services.model_names.chat)
     assert [model["priority"] for model in listed["models"]] == list(range(len(listed["models"])))
     for model in listed["models"]:
         assert set(model) >= REQUIRED
@@ -51,8 +52,8 @@ async def test_reasoning_levels_are_listed_only_for_a_template_that_has_them(ser
 
 
 async def test_a_model_that_was_never_loaded_has_no_context_window(served: Served) -> None:
-    entry = served.services.directory.entry("nano")
-    del entry["context_length"]
-    model = codex_model(entry, 0)
+    listed = entry(served.services, "nano")
+    del listed["context_length"]
+    model = codex_model(listed, 0)
     assert "context_window" not in model
     assert model["truncation_policy"]["limit"] > 0

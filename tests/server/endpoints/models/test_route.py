@@ -40,7 +40,7 @@ async def test_an_unknown_model_suggests_a_name(served: Served) -> None:
 async def test_an_unknown_model_names_those_that_exist(served: Served) -> None:
     message = (await served.post("/v1/chat/completions", chat(model="gpt-4"))).json()["error"]["message"]
     assert "this server has `nano` (also named " in message
-    assert all(name in message for name in served.services.directory.names)
+    assert all(name in message for name in served.services.model_names.names)
 
 
 async def test_reasoning_is_listed_only_for_a_template_that_has_it(served: Served) -> None:
@@ -58,7 +58,7 @@ async def test_reasoning_is_listed_only_for_a_template_that_has_it(served: Serve
 )
 async def test_every_mercury_name_is_taken_and_echoed(served: Served, path: str) -> None:
     region = "<|code_to_edit|>\nx\n<|/code_to_edit|>"
-    for model in served.services.directory.names:
+    for model in served.services.model_names.names:
         body = {"model": model, "prompt": "x", "messages": [{"role": "user", "content": region}]}
         assert (await served.post(path, body)).json()["model"] == model
 

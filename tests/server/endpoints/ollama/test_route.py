@@ -11,7 +11,7 @@ import pytest
 from quicksilver.core import Delta, FinishReason, Request, TokenLogprob, Usage
 from quicksilver.errors import EngineDied
 from tests.server.conftest import Served, says
-from tests.server.test_models import add_models
+from tests.server.test_services import add_models
 from tests.support.fake_engine import Step
 from tests.support.small_tokenizer import small_tokenizer
 
