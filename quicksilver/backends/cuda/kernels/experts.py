@@ -1,165 +1,181 @@
-"""Routed experts of a mixture-of-experts layer in three launches, without a transfer to the host.
+"""Routed experts of a mixture-of-experts layer in a few launches of fixed shapes; a CUDA graph can capture them.
 
-Pairs of a row and a chosen expert are sorted by expert and cut into tiles of one expert. The first kernel computes the
-activated product of gate and up of each tile, the second the down projection, and the third adds the experts of each
-row in the order of their scores. The products of a row are accumulated in one order, so a row's result does not depend
-on the other rows of the batch as long as the tile height is the same.
+`expert_tiles.py` or the router (`router.py`) groups pairs of a row and an expert into tiles of one expert. Two launches
+compute the experts of all tiles, and one adds the experts of each row in the order of their places. With quantised
+weights the inputs are fp16 times INPUT_SCALE, as those of other linears (`fp8.ActivationFormat.HALF`).
+
+With few pairs per expert the time is that of reading the weights of the chosen experts. The height of tiles depends on
+shapes only; with one height, a row's result does not depend on the other rows of the batch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
+from quicksilver.backends.cuda.kernels.expert_kernels import (
+    add_kernel,
+    down_kernel,
+    gate_up_kernel,
+    to_half_kernel,
+)
+from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, group_pairs
+from quicksilver.backends.cuda.kernels.launch import pdl_options
+
+FP8_MAX = 448.0
 # Rows of a tile. Few pairs per expert waste most of a high tile; many make a low one read its weights again.
 LOW_TILE, HIGH_TILE = 16, 64
-# Pairs per expert on average from which tiles are high.
-HIGH_TILE_PAIRS = 16
-BLOCK_N, BLOCK_K = 64, 64
+# Pairs per expert on average from which tiles are high, and rows up to which they are always low.
+HIGH_TILE_PAIRS, LOW_TILE_ROWS = 16, 64
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTiles:
-    """Pairs in the order of their experts, and tiles of at most `height` pairs of one expert."""
+class ExpertWeights:
+    """`gate_up` (experts, 2 * ffn, dim) and `down` (experts, dim, ffn) in the model's dtype, or in fp8 with one fp32
+    scale per output: `gate_up_scale` (experts, 2 * ffn) and `down_scale` (experts, dim)."""
 
-    order: Tensor  # (pairs,) int64: pair (row * top_k + place) at each sorted position
-    tile_end: Tensor  # (experts,) int64: tiles of this expert and the ones before it
-    pair_end: Tensor  # (experts,) int64: pairs of this expert and the ones before it
-    height: int
+    gate_up: Tensor
+    down: Tensor
+    gate_up_scale: Tensor | None = None
+    down_scale: Tensor | None = None
 
     @property
-    def max_tiles(self) -> int:
-        """An upper bound that depends on shapes only; programs of tiles that do not exist return at once."""
-        num_pairs, num_experts = len(self.order), len(self.tile_end)
-        return min(num_pairs, num_experts + num_pairs // self.height)
+    def num_bytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
 
 
-def make_tiles(chosen: Tensor, num_experts: int) -> ExpertTiles:
-    """`chosen`: (rows, top_k) expert ids. Equal experts stay in the order of their pairs."""
-    flat = chosen.reshape(-1)
-    height = HIGH_TILE if len(flat) >= HIGH_TILE_PAIRS * num_experts else LOW_TILE
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
-    counts.scatter_add_(0, flat, torch.ones_like(flat))
-    num_tiles = (counts + height - 1) // height
-    return ExpertTiles(flat.argsort(stable=True), num_tiles.cumsum(0), counts.cumsum(0), height)
+@dataclass(frozen=True, slots=True)
+class ExpertTiling:
+    """How a launch reads weights: columns of a program (of gate and of up each), k-block, warps, pipeline stages."""
+
+    block_n: int = 64
+    block_k: int = 64
+    num_warps: int = 4
+    num_stages: int = 4
 
 
-@triton.jit
-def _find_tile(tile, tile_end, pair_end, NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, HEIGHT: tl.constexpr):
-    """-> the expert of a tile, its first sorted position and the end of its expert's positions; an expert of
-    NUM_EXPERTS if there is no such tile."""
-    index = tl.arange(0, EXPERTS)
-    is_expert = index < NUM_EXPERTS
-    ends = tl.load(tile_end + index, mask=is_expert, other=2147483647)
-    expert = tl.sum((ends <= tile).to(tl.int32), 0)
-    is_before = index < expert
-    tiles_before = tl.max(tl.where(is_before & is_expert, ends, 0), 0)
-    pairs = tl.load(pair_end + index, mask=is_expert, other=0)
-    first = tl.max(tl.where(is_before & is_expert, pairs, 0), 0) + (tile - tiles_before) * HEIGHT
-    end = tl.max(tl.where(index <= expert, pairs, 0), 0)
-    return expert, first, end
+@dataclass(frozen=True, slots=True)
+class ExpertTilings:
+    """Tilings of the two launches."""
+
+    gate_up: ExpertTiling
+    down: ExpertTiling
 
 
-@triton.jit
-def _gate_up_kernel(
-    x, gate_up, hidden, order, tile_end, pair_end, top_k, D, F,
-    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, GELU: tl.constexpr,
-):  # fmt: skip
-    expert, first, end = _find_tile(tl.program_id(0), tile_end, pair_end, NUM_EXPERTS, EXPERTS, HEIGHT)
-    if expert < NUM_EXPERTS:
-        place = first + tl.arange(0, HEIGHT)
-        is_pair = place < end
-        row = tl.load(order + place, mask=is_pair, other=0) // top_k
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = n < F
-        w = gate_up + expert.to(tl.int64) * 2 * F * D
-        gate = tl.zeros((HEIGHT, BLOCK_N), tl.float32)
-        up = tl.zeros((HEIGHT, BLOCK_N), tl.float32)
-        for start in range(0, D, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            is_deep = k < D
-            inputs = tl.load(x + row[:, None] * D + k[None, :], mask=is_pair[:, None] & is_deep[None, :], other=0.0)
-            at = n[None, :].to(tl.int64) * D + k[:, None]
-            is_weight = is_deep[:, None] & is_column[None, :]
-            gate += tl.dot(inputs, tl.load(w + at, mask=is_weight, other=0.0), input_precision="ieee")
-            up += tl.dot(inputs, tl.load(w + F * D + at, mask=is_weight, other=0.0), input_precision="ieee")
-        if GELU:
-            inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-            active = gate * tl.sigmoid(2.0 * inner)
-        else:
-            active = gate * tl.sigmoid(gate)
-        target = hidden + place[:, None].to(tl.int64) * F + n[None, :]
-        tl.store(target, (active * up).to(hidden.dtype.element_ty), mask=is_pair[:, None] & is_column[None, :])
+def quantise_experts(gate_up: Tensor, down: Tensor) -> ExpertWeights:
+    """fp8 copies with a scale per output, made expert by expert, so that no copy in fp32 of all is held."""
+    (wide, wide_scale), (narrow, narrow_scale) = _to_fp8(gate_up), _to_fp8(down)
+    return ExpertWeights(wide, narrow, wide_scale, narrow_scale)
 
 
-@triton.jit
-def _down_kernel(
-    hidden, down, parts, order, tile_end, pair_end, D, F,
-    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    expert, first, end = _find_tile(tl.program_id(0), tile_end, pair_end, NUM_EXPERTS, EXPERTS, HEIGHT)
-    if expert < NUM_EXPERTS:
-        place = first + tl.arange(0, HEIGHT)
-        is_pair = place < end
-        pair = tl.load(order + place, mask=is_pair, other=0)
-        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = n < D
-        w = down + expert.to(tl.int64) * D * F
-        total = tl.zeros((HEIGHT, BLOCK_N), tl.float32)
-        for start in range(0, F, BLOCK_K):
-            k = start + tl.arange(0, BLOCK_K)
-            is_deep = k < F
-            at = place[:, None].to(tl.int64) * F + k[None, :]
-            inputs = tl.load(hidden + at, mask=is_pair[:, None] & is_deep[None, :], other=0.0)
-            weights = tl.load(
-                w + n[None, :].to(tl.int64) * F + k[:, None], mask=is_deep[:, None] & is_column[None, :], other=0.0
-            )
-            total += tl.dot(inputs, weights, input_precision="ieee")
-        target = parts + pair[:, None] * D + n[None, :]
-        tl.store(target, total, mask=is_pair[:, None] & is_column[None, :])
+def _to_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
+    rounded = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
+    scale = torch.empty(w.shape[:2], dtype=torch.float32, device=w.device)
+    for expert, one in enumerate(w):
+        scale[expert] = one.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX
+        rounded[expert] = (one.float() / scale[expert, :, None]).to(torch.float8_e4m3fn)
+    return rounded, scale
 
 
-@triton.jit
-def _add_kernel(parts, weights, out, D, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_column = column < D
-    total = tl.zeros((BLOCK,), tl.float32)
-    for place in range(TOP_K):
-        pair = row * TOP_K + place
-        total += tl.load(parts + pair * D + column, mask=is_column, other=0.0) * tl.load(weights + pair)
-    tl.store(out + row * D + column, total, mask=is_column)
+def tile_height(num_rows: int, top_k: int, num_experts: int) -> int:
+    is_high = num_rows > LOW_TILE_ROWS and num_rows * top_k >= HIGH_TILE_PAIRS * num_experts
+    return HIGH_TILE if is_high else LOW_TILE
+
+
+def pick_tilings(height: int, is_quantised: bool) -> ExpertTilings:
+    block_k = 128 if is_quantised else 64
+    return ExpertTilings(ExpertTiling(32, block_k), ExpertTiling(64, block_k))
 
 
 def run_experts(
-    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str = "silu"
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str = "silu",
+    scales: tuple[Tensor, Tensor] | None = None,
+    tiles: ExpertTiles | None = None,
+    tilings: ExpertTilings | None = None,
 ) -> Tensor:
-    """The weighted sum of the chosen experts of each row, in fp32.
+    """The weighted sum of the chosen experts of each row, in fp32. Can be captured in a CUDA graph.
 
     `x` (rows, dim), `chosen` and `weights` (rows, top_k), `gate_up` (experts, 2 * ffn, dim), `down` (experts, dim,
-    ffn).
+    ffn). A `chosen` of -1 is no expert. `scales` are those of fp8 weights (`quantise_experts`). `tiles` are those of
+    `chosen`, if a router has filled them (`router.py`).
     """
-    (num_rows, dim), (num_experts, _, ffn_dim), top_k = x.shape, down.shape, chosen.shape[1]
-    tiles = make_tiles(chosen, num_experts)
-    hidden = torch.empty(len(tiles.order), ffn_dim, dtype=x.dtype, device=x.device)
-    parts = torch.empty(len(tiles.order), dim, dtype=torch.float32, device=x.device)
+    (num_rows, dim), num_experts, top_k = x.shape, len(down), chosen.shape[1]
+    chosen = chosen.contiguous()
+    if tiles is None:
+        height = tile_height(num_rows, top_k, num_experts)
+        tiles = ExpertTiles.allocate(num_rows, num_experts, chosen.numel(), height, x.device)
+        group_pairs(chosen, num_experts, tiles)
+    experts = ExpertWeights(gate_up, down, *(scales or ()))
+    inputs = x.contiguous() if scales is None else _to_half(x)
+    hidden = torch.empty(chosen.numel(), down.shape[2], dtype=inputs.dtype, device=x.device)
+    parts = torch.empty(chosen.numel(), dim, dtype=torch.float32, device=x.device)
+    expert_parts(inputs, experts, None, tiles, (hidden, parts), activation, tilings)
     out = torch.empty(num_rows, dim, dtype=torch.float32, device=x.device)
-    shared = {
-        "NUM_EXPERTS": num_experts, "EXPERTS": triton.next_power_of_2(num_experts), "HEIGHT": tiles.height,
-        "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K,
-    }  # fmt: skip
-    tables = (tiles.order, tiles.tile_end, tiles.pair_end)
-    _gate_up_kernel[(tiles.max_tiles, triton.cdiv(ffn_dim, BLOCK_N))](
-        x, gate_up, hidden, *tables, top_k, dim, ffn_dim, **shared, GELU=activation == "gelu_tanh", num_warps=4,
-    )  # fmt: skip
-    _down_kernel[(tiles.max_tiles, triton.cdiv(dim, BLOCK_N))](
-        hidden, down, parts, *tables, dim, ffn_dim, **shared, num_warps=4
-    )
     block = min(triton.next_power_of_2(dim), 1024)
-    _add_kernel[(num_rows, triton.cdiv(dim, block))](parts, weights.contiguous(), out, dim, TOP_K=top_k, BLOCK=block)
+    add_kernel[(num_rows, triton.cdiv(dim, block))](
+        parts, chosen, weights.contiguous(), out, dim, PLACES=top_k, BLOCK=block, **pdl_options()
+    )
+    return out
+
+
+def expert_parts(
+    x: Tensor,
+    experts: ExpertWeights,
+    shared: ExpertWeights | None,
+    tiles: ExpertTiles,
+    buffers: tuple[Tensor, Tensor],
+    activation: str = "silu",
+    tilings: ExpertTilings | None = None,
+) -> Tensor:
+    """The output of every pair, (pairs, dim) fp32. `x` (rows, dim) is in the input format of the weights, `shared` is
+    one expert after the last routed one, and `buffers` are `hidden` (pairs, ffn) in the format of `x`, and the
+    result."""
+    (num_experts, dim, ffn_dim), (hidden, parts) = experts.down.shape, buffers
+    tilings = tilings or pick_tilings(tiles.height, experts.down_scale is not None)
+    other = experts if shared is None else shared
+    tables = (tiles.records, tiles.num_tiles, tiles.pairs, tiles.pairs.shape[1], dim, ffn_dim)
+    fixed = {
+        "NUM_EXPERTS": num_experts, "HEIGHT": tiles.height, "SHARED": shared is not None,
+        "SCALE": experts.down_scale is not None, **pdl_options(),
+    }  # fmt: skip
+    one = tilings.gate_up
+    gate_scale, down_scale = _scale(experts.gate_up_scale, parts), _scale(experts.down_scale, parts)
+    gate_up_kernel[(triton.cdiv(ffn_dim, one.block_n), tiles.max_tiles)](
+        x, experts.gate_up, gate_scale, other.gate_up, _scale(other.gate_up_scale, parts), hidden, *tables,
+        PLACES=len(hidden) // len(x), GELU=activation == "gelu_tanh", **_shape(one, dim), **fixed,
+    )  # fmt: skip
+    one = tilings.down
+    down_kernel[(triton.cdiv(dim, one.block_n), tiles.max_tiles)](
+        hidden, experts.down, down_scale, other.down, _scale(other.down_scale, parts), parts, *tables,
+        **_shape(one, ffn_dim), **fixed,
+    )  # fmt: skip
+    return parts
+
+
+def _shape(tiling: ExpertTiling, depth: int) -> dict[str, int | bool]:
+    block_k = tiling.block_k
+    while block_k > 64 and depth % block_k:
+        block_k //= 2
+    tiling = replace(tiling, block_k=block_k)
+    return {
+        "BLOCK_N": tiling.block_n, "BLOCK_K": block_k, "EVEN": depth % block_k == 0, "num_warps": tiling.num_warps,
+        "num_stages": tiling.num_stages,
+    }  # fmt: skip
+
+
+def _scale(scale: Tensor | None, other: Tensor) -> Tensor:
+    return other if scale is None else scale
+
+
+def _to_half(x: Tensor) -> Tensor:
+    out = torch.empty(x.shape, dtype=torch.float16, device=x.device)
+    to_half_kernel[(triton.cdiv(x.numel(), 1024),)](x.contiguous(), out, x.numel(), BLOCK=1024, **pdl_options())
     return out

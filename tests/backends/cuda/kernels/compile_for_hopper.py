@@ -5,34 +5,45 @@ The interpreter accepts code that the compiler refuses, for example functions wh
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quicksilver.backends.cuda.kernels.experts import _down_kernel, _gate_up_kernel
+from quicksilver.backends.cuda.kernels.expert_kernels import down_kernel, gate_up_kernel
 from quicksilver.backends.cuda.kernels.int4_dequantise import _dequantise_kernel
 from quicksilver.backends.cuda.kernels.linear_kernels import add_kernel, qkv_kernel, swiglu_kernel
+from quicksilver.backends.cuda.kernels.router import _route_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_INTS = ("ax_depth", "tiles", "K", "N", "depth", "top_k", "D", "F")
-_FLOATS = ("eps", "head_eps")
-_FP32 = ("sums", "squares", "scale", "angles", "parts")
-_INT64 = ("order", "tile_end", "pair_end")
-_INT32 = ("arrived", "positions", "slots")
-_BF16 = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias", "x", "gate_up", "down", "hidden")
+_INTS = ("ax_depth", "tiles", "K", "N", "depth", "D", "F", "capacity", "num_rows")
+_FLOATS = ("eps", "head_eps", "factor")
+_FP32 = ("sums", "squares", "scale", "shared_scale", "angles", "parts", "logits", "weights")
+_INT32 = ("arrived", "positions", "slots", "num_tiles", "pairs", "counts", "records", "chosen", "prefix_end")
+_INT32 += ("span_start", "span_end")
+_BF16 = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias", "router")
+# Inputs and outputs of experts: in the model's dtype, or fp16 with quantised weights.
+_EXPERT_ROWS = ("x", "hidden", "normed")
+_ROUTER: dict[str, int | bool] = {
+    "NUM_EXPERTS": 256, "TOP_K": 8, "NUM_GROUPS": 8, "TOP_GROUPS": 4, "GROUPS": 8, "SIZE": 32, "PLACES": 9, "SLOTS": 16,
+    "SIGMOID": True, "BIAS": True, "NORMALISED": True, "SKIPS": True, "INPUT_SCALE": 1, "HAS_NORMED": True,
+    "LISTS": 512, "HEIGHT": 16, "ROWS": 16, "BLOCK_K": 128, "PDL": 1,
+}  # fmt: skip
 
 
 def type_of(name: str, weight: str) -> str:
     """The type of a kernel's argument, for weights of type `weight`."""
-    if name == "w":
+    if name in ("w", "shared"):
+        return weight
+    if name in _EXPERT_ROWS and weight == "*bf16":
         return weight
     if name in ("groups", "steps") and weight == "*i16":
         return "*i32"
     if name in _INTS or name in _FLOATS:
         return "i32" if name in _INTS else "fp32"
-    by_type = {"*fp32": _FP32, "*i32": _INT32, "*i64": _INT64, "*bf16": _BF16}
+    by_type = {"*fp32": _FP32, "*i32": _INT32, "*bf16": _BF16}
     return next((kind for kind, names in by_type.items() if name in names), "*fp16")
 
 
@@ -61,10 +72,16 @@ def main() -> None:
                 constants = {name: value for name, value in linear(rows, splits).items() if name in names}
                 compile_kernel(kernel, weight, constants)
     compile_kernel(_dequantise_kernel, "*i16", {"WORDS": 512, "PDL": 1})
-    for height in (16, 64):
-        shape = {"NUM_EXPERTS": 256, "EXPERTS": 256, "HEIGHT": height, "BLOCK_N": 64, "BLOCK_K": 64}
-        compile_kernel(_gate_up_kernel, "*bf16", {**shape, "GELU": False})
-        compile_kernel(_down_kernel, "*bf16", shape)
+    for height, weight in product((16, 64), ("*bf16", "*fp8e4nv")):
+        is_fp8 = weight == "*fp8e4nv"
+        shape = {
+            "NUM_EXPERTS": 256, "PLACES": 9, "HEIGHT": height, "BLOCK_N": 64, "BLOCK_K": 128 if is_fp8 else 64,
+            "EVEN": True, "SHARED": True, "SCALE": is_fp8, "GELU": False, "PDL": 1,
+        }  # fmt: skip
+        compile_kernel(gate_up_kernel, weight, shape)
+        compile_kernel(down_kernel, weight, shape)
+    for block_e in (16, 64):
+        compile_kernel(_route_kernel, "*bf16", _ROUTER | {"BLOCK_E": block_e})
 
 
 if __name__ == "__main__":
