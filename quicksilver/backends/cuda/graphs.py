@@ -75,7 +75,8 @@ class GraphExecutor:
         # One page more than the context: a row that runs ahead of the text still has its page.
         max_pages = -(-limits.context_len // cache.page_size) + 1
         # A canvas at the end of the context extends beyond it, by as many rows as a forward has at most.
-        angles = angle_table(model.rope, max_pages * cache.page_size + bucket_of(limits.max_rows))
+        num_angles = max_pages * cache.page_size + bucket_of(limits.max_rows)
+        angles = angle_table(model.rope, num_angles, model.config.head_dim)
         self.network = CudaNetwork(model.config, collect(model, limits.scheme), cache, angles, limits.matmul_mode)
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         shape = (limits.max_segments, max_pages)

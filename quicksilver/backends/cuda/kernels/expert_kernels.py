@@ -138,7 +138,7 @@ def add_kernel(
 
 @triton.jit
 def add_to_stream_kernel(
-    parts, chosen, weights, stream, y, squares, gain, D, num_rows, num_squares,
+    parts, chosen, weights, stream, y, squares, gain, D, num_rows, width,
     PLACES: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, INPUT_SCALE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """stream += the sum of each row's experts; with NORM also the next norm's input and sums of squares, see
@@ -146,9 +146,8 @@ def add_to_stream_kernel(
     pdl_wait_and_launch(PDL)
     row, tile = tl.program_id(0), tl.program_id(1)
     i = tl.arange(0, BLOCK)
-    WIDTH = D // tl.num_programs(1)
-    column = tile * WIDTH + i
-    is_column = i < WIDTH
+    column = tile * width + i
+    is_column = (i < width) & (column < D)
     total = _sum_places(parts, chosen, weights, row, column, is_column, D, PLACES, BLOCK)
     dtype = stream.dtype.element_ty
     at = row.to(tl.int64) * D + column

@@ -25,7 +25,10 @@ class ActivationFormat(Enum):
 
 
 def supports_fp8_activations(config: ModelConfig) -> bool:
-    """Whether all linears have tiles of 64 columns, which fp8 MMA needs, and groups of 128 and 64 columns."""
+    """Whether all linears have tiles of 64 columns, which fp8 MMA needs, and groups of 128 and 64 columns. Routed experts
+    have inputs in fp16."""
+    if config.moe is not None:
+        return False
     widths = (config.dim // 2, config.ffn_dim)
     return config.head_dim == 128 and config.dim % 128 == 0 and all(pick_block_n(width) == 64 for width in widths)
 

@@ -72,6 +72,8 @@ def can_run_layer_fused(config: ModelConfig, weights: NetworkWeights, splits: in
     """Whether the kernel supports the shape, dtype and GPU, and there is memory for the second copy. `splits`: of
     attention."""
     tokens, first = weights.tokens, weights.layers[0]
+    if not config.is_plain:
+        return False
     bits = first.qkv.bits
     if not tokens.is_cuda or tokens.dtype != torch.bfloat16 or find_compiler() is None or not is_supported(config):
         return False

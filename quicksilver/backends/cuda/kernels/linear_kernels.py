@@ -11,6 +11,7 @@ import triton.language as tl
 
 from quicksilver.backends.cuda.kernels.fp8 import fp8_step
 from quicksilver.backends.cuda.kernels.launch import pdl_launch, pdl_wait, pdl_wait_and_launch, prefetch_rows
+from quicksilver.backends.cuda.kernels.rope_kernel import head_halves
 from quicksilver.backends.cuda.kernels.row_kernels import INPUT_SCALE, to_input_format
 from quicksilver.backends.cuda.kernels.weight_streaming import (
     adapter_b,
@@ -37,27 +38,27 @@ def _angles(angles, position, i, D: tl.constexpr):
 @triton.jit
 def _finish_head(
     left, right, head, m, i, cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     """Both halves of one head, (head_dim / 2, rows) each: norm, RoPE, store, and write keys and values to the cache."""
-    HALF: tl.constexpr = D // 2
+    left_i, right_i = head_halves(i, D, ROTARY)
     is_value = head >= HEADS + KV_HEADS
     if not is_value:
         if NORM:
             gain = q_gain if head < HEADS else k_gain
             inv_rms = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / D + head_eps)[None, :]
-            left = left * inv_rms * tl.load(gain + i).to(tl.float32)[:, None]
-            right = right * inv_rms * tl.load(gain + HALF + i).to(tl.float32)[:, None]
+            left = left * inv_rms * tl.load(gain + left_i).to(tl.float32)[:, None]
+            right = right * inv_rms * tl.load(gain + right_i).to(tl.float32)[:, None]
         left, right = left * cos - right * sin, right * cos + left * sin
-    at = m[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D + i[:, None]
-    tl.store(out + at, left.to(out.dtype.element_ty))
-    tl.store(out + at + HALF, right.to(out.dtype.element_ty))
+    at = m[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D
+    tl.store(out + at + left_i[:, None], left.to(out.dtype.element_ty))
+    tl.store(out + at + right_i[:, None], right.to(out.dtype.element_ty))
     if head >= HEADS:
         is_cached = (slot >= 0)[None, :] & (i >= 0)[:, None]
         cache = v_cache if is_value else k_cache
-        to = (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :] + i[:, None]
-        tl.store(cache + to, left.to(k_cache.dtype.element_ty), mask=is_cached)
-        tl.store(cache + to + HALF, right.to(k_cache.dtype.element_ty), mask=is_cached)
+        to = (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :]
+        tl.store(cache + to + left_i[:, None], left.to(k_cache.dtype.element_ty), mask=is_cached)
+        tl.store(cache + to + right_i[:, None], right.to(k_cache.dtype.element_ty), mask=is_cached)
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def _finish_qkv(
     left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
     q_gain, k_gain, eps, head_eps, K,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-    FP8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
+    FP8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr,
 ):  # fmt: skip
     left, right = _finish_pair(
         left, right, first, second, m, bias, scale, squares, eps, K, ROWS, TILES, BIAS, SCALE, FP8
@@ -112,7 +113,7 @@ def _finish_qkv(
     right = right.to(out.dtype.element_ty).to(tl.float32)
     _finish_head(
         left, right, head, m, tl.arange(0, BLOCK_N), cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
-        HEADS, KV_HEADS, 2 * BLOCK_N, NORM,
+        HEADS, KV_HEADS, 2 * BLOCK_N, NORM, ROTARY,
     )  # fmt: skip
 
 
@@ -124,7 +125,7 @@ def qkv_kernel(
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     AX_SPLITS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
     LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
+    ROTARY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -137,8 +138,8 @@ def qkv_kernel(
             return
     head, split = item % tiles, item // tiles
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
-    first = (head * (2 * BLOCK_N) + i).to(tl.int64)
-    second = first + BLOCK_N
+    left_i, right_i = head_halves(i, 2 * BLOCK_N, ROTARY)
+    first, second = (head * (2 * BLOCK_N) + left_i).to(tl.int64), (head * (2 * BLOCK_N) + right_i).to(tl.int64)
     begin = split * depth
     _prefetch_own(w, b, first, second, split, K, begin, RANK, LINES, PREFETCHES, PDL)
     # Positions and slots were written before the previous kernel, so they are loaded before the wait if the rows that
@@ -161,7 +162,7 @@ def qkv_kernel(
     if SPLITS == 1:
         _finish_qkv(
             left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
-            q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
+            q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY,
         )  # fmt: skip
     else:
         from_slice, to_slice = store_partial(
@@ -174,7 +175,7 @@ def qkv_kernel(
             half, other = sum_partials(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
                 half, other, head, n, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
-                q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
+                q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY,
             )  # fmt: skip
         reset_counter(arrived, head, from_slice, to_slice, SPLITS, FINISHERS)
 

@@ -115,6 +115,7 @@ class QkvEpilogue:
     angles: Tensor
     caches: tuple[Tensor, Tensor]
     norms: HeadNorms | None
+    rotary_dim: int = 0  # leading dimensions of a head that are rotated; 0 is all
 
 
 def linear_qkv(
@@ -133,7 +134,7 @@ def linear_qkv(
         *_adapter_args(term, x.y), num_all, *epilogue.caches, epilogue.angles, epilogue.where.positions,
         epilogue.where.slots, *gains, norm.eps, epilogue.norms.eps if epilogue.norms else 0.0, k, tiling.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=epilogue.norms is not None,
+        NORM=epilogue.norms is not None, ROTARY=epilogue.rotary_dim or head_dim,
         **_shape(tiling, rows, num_all, weight), **_adapter_shape(weight, extras), **pdl_options(),
     )  # fmt: skip
     return out

@@ -35,6 +35,7 @@ from quicksilver.backends.cuda.kernels.linears import (
     linear_swiglu,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import rotate_and_write
+from quicksilver.backends.cuda.kernels.router import UsedRows
 from quicksilver.backends.cuda.kernels.row_kernels import (
     embed,
     norm_rows,
@@ -42,6 +43,7 @@ from quicksilver.backends.cuda.kernels.row_kernels import (
     scale_rows,
     swiglu_rows,
 )
+from quicksilver.backends.cuda.kernels.sparse import SparseWorkspace, add_sparse, run_sparse
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums
 from quicksilver.backends.cuda.kernels.weights import LayerWeights, LoraPair, NetworkWeights
 from quicksilver.backends.cuda.kernels.workspace import (
@@ -127,6 +129,9 @@ class CudaNetwork:
                 layer_fused=tuple(self.layer_fused.workspace(min(num_rows, LAYER_FUSED_ROWS)) for _ in starts),
             )
         workspace = Workspace.allocate(self.config, self.weights, num_rows, self.attention_shape(num_rows), activations)
+        if (sparse := self.weights.layers[-1].sparse) is not None:
+            is_low = self.matmul_mode is MatmulMode.BATCH_INVARIANT
+            workspace = replace(workspace, sparse=SparseWorkspace.allocate(sparse, num_rows, is_invariant=is_low))
         if is_invariant:
             chunk = min(num_rows, CHUNK_ROWS if self.weights.head.scale is None else QUANTISED_CHUNK_ROWS)
             partials = PartialSums.allocate(partial_floats(self.config, chunk), workspace.x.device)
@@ -190,7 +195,18 @@ class CudaNetwork:
             attended = self._small_attend(index, rows, workspace).split(len(chunks[0][1].x))
             for (part, chunk), seen in zip(chunks, attended, strict=True):
                 self._small_rest(index, next_norm, (part, seen), chunk, has_term)
+            if layers[index].sparse is not None:
+                self._run_experts(index, rows, workspace)
+                for number, (_, chunk) in enumerate(chunks):
+                    start, after = number * SMALL_BATCH_ROWS, (next_norm, chunk.scaled)
+                    add_sparse(_experts_of(workspace), start, chunk.x, after, chunk.input_scale)
         return workspace.x
+
+    def _run_experts(self, index: int, rows: RowInputs, workspace: Workspace) -> None:
+        layer, tables = self.weights.layers[index], rows.tables
+        used = UsedRows(tables.prefix_end, tables.span_start, tables.span_end)
+        assert layer.sparse is not None
+        run_sparse(workspace.x, layer.ffn_norm, layer.sparse, used, _experts_of(workspace))
 
     def _chunks(self, rows: RowInputs, workspace: Workspace) -> list[tuple[RowInputs, Workspace]]:
         if not workspace.chunks:
@@ -211,7 +227,7 @@ class CudaNetwork:
         layer, caches = self.weights.layers[index], (self.cache.k[index], self.cache.v[index])
         extras = LinearExtras(workspace.partials, self._adapter_term(index, "qkv", rows, workspace, is_gated))
         qkv = workspace.qkv.view(len(workspace.qkv), -1, self.config.head_dim)
-        epilogue = QkvEpilogue(rows.where, self.angles, caches, layer.head_norms)
+        epilogue = QkvEpilogue(rows.where, self.angles, caches, layer.head_norms, self.config.rotary_dim)
         linear_qkv(workspace.scaled, layer.attn_norm, layer.qkv, qkv, epilogue, extras)
 
     def _small_attend(self, index: int, rows: RowInputs, workspace: Workspace, merges: bool = True) -> Tensor:
@@ -222,13 +238,15 @@ class CudaNetwork:
     def _small_rest(
         self, index: int, next_norm: Norm, given: tuple[RowInputs, Tensor], workspace: Workspace, is_gated: bool
     ) -> None:
-        """A layer after its attention; `given` are the rows and the output of attention."""
+        """A layer after its attention, without routed experts; `given` are the rows and the output of attention."""
         (rows, attended), layer, scaled = given, self.weights.layers[index], workspace.scaled
 
         def extras(name: str, steps: Tensor | None) -> LinearExtras:
             return LinearExtras(workspace.partials, self._adapter_term(index, name, rows, workspace, is_gated), steps)
 
         linear_add(attended, layer.o, workspace.x, (layer.ffn_norm, scaled), extras("o", workspace.attend.steps))
+        if layer.sparse is not None:
+            return
         linear_swiglu(scaled, layer.ffn_norm, layer.gate_up, workspace.ffn, extras("gu", workspace.ffn_steps))
         linear_add(workspace.ffn, layer.down, workspace.x, (next_norm, scaled), extras("dn", workspace.ffn_steps))
 
@@ -236,7 +254,7 @@ class CudaNetwork:
         config, layer = self.config, self.weights.layers[index]
         qkv = projected.view(len(projected), -1, config.head_dim)
         caches = (self.cache.k[index], self.cache.v[index])
-        rotate_and_write(qkv, caches, rows.where, self.angles, layer.head_norms)
+        rotate_and_write(qkv, caches, rows.where, self.angles, layer.head_norms, config.rotary_dim)
         return attend_paged(qkv, caches, rows.tables, attention_shape(config, len(qkv)), workspace.attend)
 
     def _large_layer(
@@ -249,11 +267,20 @@ class CudaNetwork:
         qkv = _add_adapter(_linear(normed, layer.qkv), normed, pairs.get("qkv"), gate)
         attended = self._attend(index, qkv, rows, workspace)
         _add_adapter(_add_linear(x, attended, layer.o), attended, pairs.get("o"), gate)
+        if layer.sparse is not None:
+            self._run_experts(index, rows, workspace)
+            add_sparse(_experts_of(workspace), 0, x)
+            return
         norm = layer.ffn_norm
         norm_rows(x, norm.gain, norm.eps, normed)
         gate_up = _add_adapter(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
         ffn = swiglu_rows(gate_up, workspace.ffn)
         _add_adapter(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
+
+
+def _experts_of(workspace: Workspace) -> SparseWorkspace:
+    assert workspace.sparse is not None
+    return workspace.sparse
 
 
 def _linear(x: Tensor, weight: Weight) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
 from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 from quicksilver.model.transformer import Rope
@@ -33,18 +34,34 @@ class RowSlots:
     slots: Tensor
 
 
-def angle_table(rope: Rope, context_len: int) -> Tensor:
-    """(context_len, 2, head_dim / 2) fp32: cosines and sines of every position, from the network's own `Rope`."""
+def angle_table(rope: Rope, context_len: int, head_dim: int = 0) -> Tensor:
+    """(context_len, 2, head_dim / 2) fp32: cosines and sines of every position, from the network's own `Rope`. Of a
+    partial rotation the angles beyond it are zero; `head_dim` 0 is that of a full one."""
     cos, sin = rope(torch.arange(context_len, device=rope.inv_freq.device))
     half = cos.shape[-1] // 2
-    return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
+    missing = max(head_dim // 2 - half, 0)
+    cos, sin = pad(cos[:, 0, :half], (0, missing), value=1.0), pad(sin[:, 0, :half], (0, missing))
+    return torch.stack((cos, sin), dim=1).contiguous()
+
+
+@triton.jit
+def head_halves(i, D: tl.constexpr, ROTARY: tl.constexpr):
+    """Indices of the dimensions that angle i rotates. Of a partial rotation the first ROTARY / 2 angles belong to the
+    halves of the rotated dimensions, the others are zero."""
+    if ROTARY == D:
+        left, right = i, i + D // 2
+    else:
+        is_rotated = i < ROTARY // 2
+        left = i + tl.where(is_rotated, 0, ROTARY // 2)
+        right = i + tl.where(is_rotated, ROTARY // 2, D // 2)
+    return left, right
 
 
 @triton.jit
 def _rotate_kernel(
     qkv, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    ROTARY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     head = tl.program_id(1)
@@ -52,37 +69,44 @@ def _rotate_kernel(
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     d = tl.arange(0, HALF)
     is_row = (r < num_rows)[:, None]
-    at = (r.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + head * D)[:, None] + d[None, :]
-    left = tl.load(qkv + at, mask=is_row, other=0.0).to(tl.float32)
-    right = tl.load(qkv + at + HALF, mask=is_row, other=0.0).to(tl.float32)
+    left_d, right_d = head_halves(d, D, ROTARY)
+    at = (r.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + head * D)[:, None]
+    left = tl.load(qkv + at + left_d[None, :], mask=is_row, other=0.0).to(tl.float32)
+    right = tl.load(qkv + at + right_d[None, :], mask=is_row, other=0.0).to(tl.float32)
     is_value = head >= HEADS + KV_HEADS
     if not is_value:
         if NORM:
             gain = q_gain if head < HEADS else k_gain
             mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D
             inv_rms = tl.rsqrt(mean + eps)[:, None]
-            left = left * inv_rms * tl.load(gain + d).to(tl.float32)[None, :]
-            right = right * inv_rms * tl.load(gain + HALF + d).to(tl.float32)[None, :]
+            left = left * inv_rms * tl.load(gain + left_d).to(tl.float32)[None, :]
+            right = right * inv_rms * tl.load(gain + right_d).to(tl.float32)[None, :]
         position = tl.load(positions + r, mask=r < num_rows, other=0).to(tl.int64)
         angle_row = angles + (position * D)[:, None] + d[None, :]
         cos, sin = tl.load(angle_row, mask=is_row, other=0.0), tl.load(angle_row + HALF, mask=is_row, other=0.0)
         left, right = left * cos - right * sin, right * cos + left * sin
-        tl.store(qkv + at, left.to(qkv.dtype.element_ty), mask=is_row)
-        tl.store(qkv + at + HALF, right.to(qkv.dtype.element_ty), mask=is_row)
+        tl.store(qkv + at + left_d[None, :], left.to(qkv.dtype.element_ty), mask=is_row)
+        tl.store(qkv + at + right_d[None, :], right.to(qkv.dtype.element_ty), mask=is_row)
     if head >= HEADS:
         slot = tl.load(slots + r, mask=r < num_rows, other=-1).to(tl.int64)
         is_cached = (slot >= 0)[:, None] & is_row
         store = v_cache if is_value else k_cache
         kv_head = (head - HEADS) % KV_HEADS
-        to = (slot * (KV_HEADS * D) + kv_head * D)[:, None] + d[None, :]
-        tl.store(store + to, left.to(k_cache.dtype.element_ty), mask=is_cached)
-        tl.store(store + to + HALF, right.to(k_cache.dtype.element_ty), mask=is_cached)
+        to = (slot * (KV_HEADS * D) + kv_head * D)[:, None]
+        tl.store(store + to + left_d[None, :], left.to(k_cache.dtype.element_ty), mask=is_cached)
+        tl.store(store + to + right_d[None, :], right.to(k_cache.dtype.element_ty), mask=is_cached)
 
 
 def rotate_and_write(
-    qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowSlots, angles: Tensor, norms: HeadNorms | None
+    qkv: Tensor,
+    caches: tuple[Tensor, Tensor],
+    rows: RowSlots,
+    angles: Tensor,
+    norms: HeadNorms | None,
+    rotary_dim: int = 0,
 ) -> None:
-    """In place on qkv (rows, heads + 2 kv_heads, head_dim); `caches` are one layer's (slots, kv_heads, head_dim)."""
+    """In place on qkv (rows, heads + 2 kv_heads, head_dim); `caches` are one layer's (slots, kv_heads, head_dim).
+    `rotary_dim`: leading dimensions of a head that are rotated; 0 is all."""
     num_rows, num_all, head_dim = qkv.shape
     kv_heads = caches[0].shape[1]
     block_r = 1 if num_rows <= 64 else 8
@@ -90,5 +114,6 @@ def rotate_and_write(
     _rotate_kernel[(triton.cdiv(num_rows, block_r), num_all)](
         qkv, *caches, angles, rows.positions, rows.slots, *gains, num_rows,
         HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads, D=head_dim, BLOCK_R=block_r, NORM=norms is not None,
+        ROTARY=rotary_dim or head_dim,
         num_warps=1 if block_r == 1 else 4, **pdl_options(),
     )  # fmt: skip

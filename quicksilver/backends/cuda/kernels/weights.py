@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
+from quicksilver.backends.cuda.kernels.sparse import SparseWeights, collect_sparse, free_sparse, sparse_refusal
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
@@ -43,6 +44,8 @@ class LayerWeights:
     down: Weight
     # Canvas adapter by linear (qkv, o, gu, dn); empty without an adapter.
     canvas: dict[str, LoraPair]
+    # Routed experts instead of `gate_up` and `down`, which are then empty.
+    sparse: SparseWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,13 @@ class NetworkWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that a small forward without the adapter reads: every matrix once, including the head."""
+        """Bytes that a small forward without the adapter reads: every matrix once, including the head, and of routed
+        experts those of one row."""
         matrices = [self.head]
         for layer in self.layers:
             matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        return sum(matrix.num_bytes for matrix in matrices)
+        sparse = sum(layer.sparse.num_bytes for layer in self.layers if layer.sparse is not None)
+        return sparse + sum(matrix.num_bytes for matrix in matrices)
 
 
 def refusal(model: Transformer) -> str | None:
@@ -76,7 +81,9 @@ def refusal(model: Transformer) -> str | None:
         return f"a width among {widths} is not a multiple of 32"
     if config.num_heads // config.num_kv_heads > 16:
         return "more than 16 query heads share a KV head"
-    linears = [linear for layer in model.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    if config.moe is not None and (reason := sparse_refusal(config.moe)):
+        return reason
+    linears = [linear for layer in model.layers for linear in _linears(layer)]  # type: ignore[arg-type]
     if not all(type(linear) is nn.Linear for linear in linears):
         return "weights are quantised by another scheme"
     return _canvas_refusal(model)
@@ -111,8 +118,15 @@ def free_matrices(model: Transformer) -> None:
     with rare sampling options get their logits from them."""
     stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     for layer in stack:
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+        if layer.is_sparse:
+            free_sparse(layer.moe)
+        for linear in _linears(layer):
             linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+
+
+def _linears(layer: Layer) -> list[nn.Module]:
+    """The linears of a layer; routed experts are not among them."""
+    return [layer.qkv, layer.o] if layer.is_sparse else [layer.qkv, layer.o, layer.gate_up, layer.down]
 
 
 def _layer(layer: Layer, index: int, model: Transformer, scheme: str) -> LayerWeights:
@@ -120,15 +134,17 @@ def _layer(layer: Layer, index: int, model: Transformer, scheme: str) -> LayerWe
     if model.config.qk_norm:
         head_norms = HeadNorms(layer.q_norm.weight.detach(), layer.k_norm.weight.detach(), layer.q_norm.eps)
     pairs = {} if model.canvas is None else dict(model.canvas.layers[index].items())  # type: ignore[operator]
+    none = Weight(layer.o.weight.new_empty(0, 0))
     return LayerWeights(
         _norm(layer.attn_norm),
         _weight(layer.qkv, scheme),
         head_norms,
         _weight(layer.o, scheme),
         _norm(layer.ffn_norm),
-        _weight(layer.gate_up, scheme),
-        _weight(layer.down, scheme),
+        none if layer.is_sparse else _weight(layer.gate_up, scheme),
+        none if layer.is_sparse else _weight(layer.down, scheme),
         {name: _lora_pair(pair) for name, pair in pairs.items()},
+        collect_sparse(layer.moe, scheme != "bfloat16") if layer.is_sparse else None,
     )
 
 

@@ -16,6 +16,7 @@ from quicksilver.backends.cuda.kernels.layer_fused import LayerFusedWorkspace
 from quicksilver.backends.cuda.kernels.linears import NormInput, ax_splits, partial_sums_size, square_tiles
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
 from quicksilver.backends.cuda.kernels.row_kernels import INPUT_SCALE
+from quicksilver.backends.cuda.kernels.sparse import SparseWorkspace
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums, pick_gate_block_n
 from quicksilver.backends.cuda.kernels.weights import NetworkWeights
 from quicksilver.model.config import ModelConfig
@@ -70,6 +71,7 @@ class Workspace:
     partials: PartialSums
     layer_fused: tuple[LayerFusedWorkspace, ...] = ()  # one per 32 rows of the layer-fused path
     chunks: tuple[Workspace, ...] = ()  # of the batch-invariant path: views of this workspace
+    sparse: SparseWorkspace | None = None  # of layers with routed experts
 
     @property
     def input_scale(self) -> float:

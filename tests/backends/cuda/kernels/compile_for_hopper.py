@@ -60,7 +60,7 @@ def linear(rows: int, splits: int) -> dict[str, int | bool]:
     return {
         "ROWS": rows, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": splits, "SLICE": 16, "FINISHERS": 1, "EVEN": True,
         "TILES": 4, "SCALE": True, "AX_SPLITS": 1, "RANK": 0, "LINES": 1, "PREFETCHES": True, "FP8": False, "GROUP": 64,
-        "GROUPS": 1, "BIAS": False, "HEADS": 4, "KV_HEADS": 2, "NORM": True, "PDL": 1,
+        "GROUPS": 1, "BIAS": False, "HEADS": 4, "KV_HEADS": 2, "NORM": True, "ROTARY": 128, "PDL": 1,
     }  # fmt: skip
 
 
