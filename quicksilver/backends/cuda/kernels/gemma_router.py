@@ -1,0 +1,74 @@
+"""The router of DiffusionGemma: scores in fp32 accuracy from a 16-bit matmul, and the best experts of each row.
+
+The router's matrix times the scale of each column is a matrix in fp32. It is kept as a sum of 16-bit matrices, whose
+products are added in fp32.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# 16-bit parts of an fp32 number: 3 x 8 bits of mantissa.
+_PARTS = 3
+
+
+@triton.jit
+def _choose_kernel(
+    scores, inverse_rms, expert_scale, chosen, weights, row_stride,
+    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    expert, place = tl.arange(0, EXPERTS), tl.arange(0, PLACES)
+    is_expert = expert < NUM_EXPERTS
+    total = tl.zeros((EXPERTS,), tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(scores + row * row_stride + part * NUM_EXPERTS + expert, mask=is_expert, other=0.0)
+    total = total * tl.load(inverse_rms + row)
+    # NaN must not choose an expert that does not exist.
+    total = tl.where(is_expert & (total == total), total, -1e30)
+    p = tl.where(is_expert, tl.exp(total - tl.max(total, 0)), -1.0)
+    best, gates = tl.zeros((PLACES,), tl.int32), tl.zeros((PLACES,), tl.float32)
+    for i in tl.static_range(TOP_K):
+        index = tl.argmax(p, 0)
+        gate = tl.max(p, 0)
+        best, gates = tl.where(place == i, index, best), tl.where(place == i, gate, gates)
+        p = tl.where(expert == index, -2.0, p)
+    is_place = place < TOP_K
+    gates = gates / tl.sum(gates, 0) * tl.load(expert_scale + best, mask=is_place, other=0.0)
+    tl.store(chosen + row * TOP_K + place, best.to(chosen.dtype.element_ty), mask=is_place)
+    tl.store(weights + row * TOP_K + place, gates, mask=is_place)
+
+
+def split_router(router: Tensor, scale: Tensor) -> Tensor:
+    """(parts * experts, dim) in the router's dtype: the sum of the parts is router * scale * dim ** -0.5."""
+    whole = router.float() * scale.float() * router.shape[1] ** -0.5
+    if router.dtype is torch.float32:
+        return whole
+    parts = []
+    for _ in range(_PARTS):
+        parts.append(whole.to(router.dtype))
+        whole = whole - parts[-1].float()
+    return torch.cat(parts)
+
+
+def choose_experts(
+    x: Tensor, inverse_rms: Tensor, router: Tensor, expert_scale: Tensor, top_k: int
+) -> tuple[Tensor, Tensor]:
+    """x (rows, dim), the residual stream -> the best experts of each row, best first, and their weights: softmax over
+    the chosen ones times `expert_scale` (fp32). Equal scores go to the lower index."""
+    num_experts = len(expert_scale)
+    if x.is_cuda and x.dtype is not torch.float32:
+        scores = torch.mm(x, router.t(), out_dtype=torch.float32)
+    else:
+        scores = torch.mm(x.float(), router.float().t())
+    chosen = torch.empty(len(x), top_k, dtype=torch.int64, device=x.device)
+    weights = torch.empty(len(x), top_k, device=x.device)
+    _choose_kernel[(len(x),)](
+        scores, inverse_rms, expert_scale, chosen, weights, scores.stride(0), NUM_EXPERTS=num_experts,
+        EXPERTS=triton.next_power_of_2(num_experts), PARTS=len(router) // num_experts, TOP_K=top_k,
+        PLACES=triton.next_power_of_2(top_k), num_warps=1,
+    )  # fmt: skip
+    return chosen, weights
