@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.experts import run_experts
+from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles
+from quicksilver.backends.cuda.kernels.gemma_experts import expert_parts, tile_height
 from quicksilver.backends.cuda.kernels.gemma_router import choose_experts
 from quicksilver.backends.cuda.kernels.gemma_rows import (
     Rows,
@@ -59,14 +60,19 @@ class GemmaNetwork:
         gain = weights.layers[0].attn_gain
         begin_rows(weights.tokens, rows.token_ids, weights.embed_scale, conditioning, gain, eps, x, given)
         angles = [_angles(rows.where.positions, inv_freq) for inv_freq in self.inv_freq]
-        attention = WindowWorkspace.allocate(self.shapes, num_rows, x)
+        attention, tiles = WindowWorkspace.allocate(self.shapes, num_rows, x), self._tiles(num_rows)
         next_gains = [*(layer.attn_gain for layer in weights.layers[1:]), weights.final_gain]
         for index, (layer, next_gain) in enumerate(zip(weights.layers, next_gains, strict=True)):
             attended = self._attend(index, layer, given, rows, angles[self.is_full[index]], attention)
             is_last = index == len(weights.layers) - 1
             given = Rows.empty(num_rows, dim, x, self.is_fp8 and not is_last)
-            self._feed_forward(layer, x, attended, rows.gate, next_gain, given)
+            self._feed_forward(layer, x, attended, tiles, (rows.gate, next_gain), given)
         return given.values
+
+    def _tiles(self, num_rows: int) -> ExpertTiles:
+        height = tile_height(num_rows, self.moe.top_k, self.moe.num_experts)
+        num_pairs = num_rows * self.moe.top_k
+        return ExpertTiles.allocate(num_rows, self.moe.num_experts, num_pairs, height, self.cache.k.device)
 
     def _rows(self, num_rows: int, dim: int, like: Tensor) -> Rows:
         return Rows.empty(num_rows, dim, like, self.is_fp8)
@@ -96,21 +102,21 @@ class GemmaNetwork:
         return matmul(Rows(*quantise_rows(attended)) if self.is_fp8 else Rows(attended), layer.o, dtype)
 
     def _feed_forward(
-        self, layer: GemmaLayerWeights, x: Tensor, attended: Tensor, gate: Tensor, next_gain: Tensor, out: Rows
-    ) -> None:
-        num_rows, dim = x.shape
-        dense, sparse = self._rows(num_rows, dim, x), Rows.empty(num_rows, dim, x, False)
+        self, layer: GemmaLayerWeights, x: Tensor, attended: Tensor, tiles: ExpertTiles, end: tuple[Tensor, Tensor],
+        out: Rows,
+    ) -> None:  # fmt: skip
+        """`end`: the gate of canvas rows, and the gain of the next norm, whose rows `out` receives."""
+        (num_rows, dim), eps, top_k = x.shape, self.config.norm_eps, self.moe.top_k
+        dense, sparse = self._rows(num_rows, dim, x), self._rows(num_rows, dim, x)
         inverse_rms = torch.empty(num_rows, device=x.device)
-        eps = self.config.norm_eps
         after_attention(x, attended, layer.after_gains, eps, dense, sparse, inverse_rms)
         with self._beside():
             first = self._gated(dense, layer.gate_up, layer.down, x)
-        chosen, weights = choose_experts(x, inverse_rms, layer.router, layer.expert_scale, self.moe.top_k)
-        second = run_experts(
-            sparse.values, chosen, weights, layer.expert_gate_up.w, layer.expert_down.w, self.moe.activation
-        )
+        weights = choose_experts(x, inverse_rms, layer.router, layer.expert_scale, top_k, tiles)
+        experts = (layer.expert_gate_up, layer.expert_down)
+        parts = expert_parts(sparse, top_k, *experts, tiles, self.moe.activation, x.dtype)
         self._join()
-        end_layer(x, first, second, layer.end_gains, layer.scalars, gate, next_gain, eps, out)
+        end_layer(x, first, (parts, weights), layer.end_gains, layer.scalars, *end, eps, out)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -1,4 +1,5 @@
-"""The router of DiffusionGemma: scores in fp32 accuracy from a 16-bit matmul, and the best experts of each row.
+"""The router of DiffusionGemma: scores in fp32 accuracy from a 16-bit matmul, and the best experts of each row,
+with tiles of their pairs.
 
 The router's matrix times the scale of each column is a matrix in fp32. It is kept as a sum of 16-bit matrices, whose
 products are added in fp32.
@@ -11,14 +12,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, add_pairs, cut_lists, is_last_program
+
 # 16-bit parts of an fp32 number: 3 x 8 bits of mantissa.
 _PARTS = 3
 
 
 @triton.jit
 def _choose_kernel(
-    scores, inverse_rms, expert_scale, chosen, weights, row_stride,
+    scores, inverse_rms, expert_scale, weights, counts, pairs, arrived, records, num_tiles, row_stride, capacity,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
+    HEIGHT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, EXPERTS), tl.arange(0, PLACES)
@@ -38,8 +42,11 @@ def _choose_kernel(
         p = tl.where(expert == index, -2.0, p)
     is_place = place < TOP_K
     gates = gates / tl.sum(gates, 0) * tl.load(expert_scale + best, mask=is_place, other=0.0)
-    tl.store(chosen + row * TOP_K + place, best.to(chosen.dtype.element_ty), mask=is_place)
-    tl.store(weights + row * TOP_K + place, gates, mask=is_place)
+    pair = row.to(tl.int32) * TOP_K + place
+    tl.store(weights + pair, gates, mask=is_place)
+    add_pairs(counts, pairs, capacity, best, pair, is_place)
+    if is_last_program(arrived, tl.num_programs(0)):
+        cut_lists(counts, records, num_tiles, capacity, NUM_EXPERTS, EXPERTS, HEIGHT)
 
 
 def split_router(router: Tensor, scale: Tensor) -> Tensor:
@@ -55,20 +62,21 @@ def split_router(router: Tensor, scale: Tensor) -> Tensor:
 
 
 def choose_experts(
-    x: Tensor, inverse_rms: Tensor, router: Tensor, expert_scale: Tensor, top_k: int
-) -> tuple[Tensor, Tensor]:
-    """x (rows, dim), the residual stream -> the best experts of each row, best first, and their weights: softmax over
-    the chosen ones times `expert_scale` (fp32). Equal scores go to the lower index."""
+    x: Tensor, inverse_rms: Tensor, router: Tensor, expert_scale: Tensor, top_k: int, tiles: ExpertTiles
+) -> Tensor:
+    """x (rows, dim), the residual stream -> the weights (rows, top_k) of the best experts of each row, best first:
+    softmax over the chosen ones times `expert_scale` (fp32). Equal scores go to the lower index. `tiles` receive the
+    chosen pairs."""
     num_experts = len(expert_scale)
     if x.is_cuda and x.dtype is not torch.float32:
         scores = torch.mm(x, router.t(), out_dtype=torch.float32)
     else:
         scores = torch.mm(x.float(), router.float().t())
-    chosen = torch.empty(len(x), top_k, dtype=torch.int64, device=x.device)
     weights = torch.empty(len(x), top_k, device=x.device)
     _choose_kernel[(len(x),)](
-        scores, inverse_rms, expert_scale, chosen, weights, scores.stride(0), NUM_EXPERTS=num_experts,
+        scores, inverse_rms, expert_scale, weights, tiles.counts, tiles.pairs, tiles.arrived, tiles.records,
+        tiles.num_tiles, scores.stride(0), tiles.pairs.shape[1], NUM_EXPERTS=num_experts,
         EXPERTS=triton.next_power_of_2(num_experts), PARTS=len(router) // num_experts, TOP_K=top_k,
-        PLACES=triton.next_power_of_2(top_k), num_warps=1,
+        PLACES=triton.next_power_of_2(top_k), HEIGHT=tiles.height, num_warps=1,
     )  # fmt: skip
-    return chosen, weights
+    return weights

@@ -99,14 +99,19 @@ def _after_attention_kernel(
 
 @triton.jit
 def _end_layer_kernel(
-    x, dense, sparse, dense_gain, sparse_gain, sum_gain, scalars, gate, next_gain, out, steps, eps, dim,
-    BLOCK: tl.constexpr, FP8: tl.constexpr,
+    x, dense, parts, weights, dense_gain, sparse_gain, sum_gain, scalars, gate, next_gain, out, steps, eps, dim,
+    BLOCK: tl.constexpr, TOP_K: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     dtype: tl.constexpr = x.dtype.element_ty
     is_dim = d < dim
     first = _normed(dense, row, d, dense_gain, eps, dim, dtype)
-    wide = tl.load(sparse + row * dim + d, mask=is_dim, other=0.0).to(dtype).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for place in tl.static_range(TOP_K):
+        pair = row * TOP_K + place
+        part = tl.load(parts + pair * dim + d, mask=is_dim, other=0.0).to(tl.float32)
+        total += part * tl.load(weights + pair)
+    wide = total.to(dtype).to(tl.float32)
     gains = tl.load(sparse_gain + d, mask=is_dim, other=0.0).to(tl.float32)
     second = (wide * _inverse_rms(wide, dim, eps) * gains).to(dtype).to(tl.float32)
     both = (first + second).to(dtype).to(tl.float32)
@@ -198,15 +203,16 @@ def after_attention(
 
 
 def end_layer(
-    x: Tensor, dense: Tensor, sparse: Tensor, gains: tuple[Tensor, Tensor, Tensor], scalars: Tensor, gate: Tensor,
-    next_gain: Tensor, eps: float, out: Rows,
+    x: Tensor, dense: Tensor, sparse: tuple[Tensor, Tensor], gains: tuple[Tensor, Tensor, Tensor], scalars: Tensor,
+    gate: Tensor, next_gain: Tensor, eps: float, out: Rows,
 ) -> None:  # fmt: skip
-    """x = (x + norm(norm(dense) + norm(sparse))) * scalar; `out` = the next norm of x. `scalars`: that of context rows
-    and that of canvas rows, whose gate is 1."""
+    """x = (x + norm(norm(dense) + norm(sparse))) * scalar; `out` = the next norm of x. `sparse`: the outputs of the
+    experts of each row (rows * top_k, dim), and their weights (rows, top_k). `scalars`: that of context rows and that
+    of canvas rows, whose gate is 1."""
     num_rows, dim = x.shape
     _end_layer_kernel[(num_rows,)](
-        x, dense, sparse, *gains, scalars, gate, next_gain, out.values, out.steps_or_values, eps, dim,
-        BLOCK=triton.next_power_of_2(dim), FP8=out.steps is not None, num_warps=_NUM_WARPS,
+        x, dense, *sparse, *gains, scalars, gate, next_gain, out.values, out.steps_or_values, eps, dim,
+        BLOCK=triton.next_power_of_2(dim), TOP_K=sparse[1].shape[1], FP8=out.steps is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip
 
 

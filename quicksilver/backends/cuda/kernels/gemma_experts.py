@@ -1,0 +1,169 @@
+"""Routed experts for hundreds of rows: every expert has several, and fp8 weights meet fp8 inputs in the MMA.
+
+With `experts.py`, whose inputs of fp8 weights are fp16, such batches would be bound by the MMA. Weights are its M side.
+An fp8 input has one scale per row; the activated product of gate and up has one per pair and GROUP columns, which is
+the k-block of the down projection. Each pair has its own column in the MMA and K is accumulated in one order, so a
+pair's result does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles
+from quicksilver.backends.cuda.kernels.fp8 import fp8_step
+from quicksilver.backends.cuda.kernels.gemma_rows import Rows
+from quicksilver.backends.cuda.kernels.linears import Weight
+
+# Columns of the activated product that one program computes.
+GROUP = 64
+# Heights of tiles by the pairs that an expert has on average.
+_HEIGHTS = ((4, 16), (16, 32), (48, 64))
+_TALLEST = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiling:
+    """How a launch reads weights."""
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def tile_height(num_rows: int, top_k: int, num_experts: int) -> int:
+    """Tall enough that most experts have one tile, so that their weights are read once."""
+    mean = num_rows * top_k / num_experts
+    return next((height for most, height in _HEIGHTS if mean <= most), _TALLEST)
+
+
+def pick_tilings(height: int, is_fp8: bool) -> tuple[ExpertTiling, ExpertTiling]:
+    """Of gate and up, and of down."""
+    num_warps, num_stages = (8, 3) if height > 64 else (4, 4)
+    return (
+        ExpertTiling(GROUP, 128 if is_fp8 else 64, num_warps, num_stages),
+        ExpertTiling(128, GROUP, num_warps, num_stages),
+    )
+
+
+@triton.jit
+def _pairs_of(records, tile, pairs, capacity, HEIGHT: tl.constexpr):
+    """-> the expert of a tile, its pairs, and which of them exist."""
+    expert = tl.load(records + 4 * tile)
+    place = tl.load(records + 4 * tile + 1) + tl.arange(0, HEIGHT)
+    is_pair = place < tl.load(records + 4 * tile + 2)
+    return expert, tl.load(pairs + expert.to(tl.int64) * capacity + place, mask=is_pair, other=0), is_pair
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, x_steps, w, w_scale, hidden, hidden_steps, records, num_tiles, pairs, capacity, D, F, num_pairs,
+    TOP_K: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    FP8: tl.constexpr, GELU: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(1)
+    if tile < tl.load(num_tiles):
+        expert, pair, is_pair = _pairs_of(records, tile, pairs, capacity, HEIGHT)
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n = tl.minimum(column, F - 1)  # columns behind the last one are not stored
+        k, row = tl.arange(0, BLOCK_K), pair // TOP_K
+        from_gate = w + expert.to(tl.int64) * (2 * F * D) + n[:, None] * D + k[None, :]
+        from_up = from_gate + F * D
+        from_x = x + row.to(tl.int64)[:, None] * D + k[None, :]
+        gate = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
+        up = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
+        for start in range(0, D, BLOCK_K):
+            if EVEN:
+                given = tl.load(from_x + start, mask=is_pair[:, None], other=0.0)
+                w_gate, w_up = tl.load(from_gate + start), tl.load(from_up + start)
+            else:
+                is_in = (start + k < D)[None, :]
+                given = tl.load(from_x + start, mask=is_pair[:, None] & is_in, other=0.0)
+                w_gate = tl.load(from_gate + start, mask=is_in, other=0.0)
+                w_up = tl.load(from_up + start, mask=is_in, other=0.0)
+            if FP8:  # accumulated in fp32: fp8 MMA accumulators have fewer bits
+                gate += tl.dot(w_gate, tl.trans(given))
+                up += tl.dot(w_up, tl.trans(given))
+            else:
+                gate = tl.dot(w_gate, tl.trans(given), gate, input_precision="ieee")
+                up = tl.dot(w_up, tl.trans(given), up, input_precision="ieee")
+        if FP8:
+            step = tl.load(x_steps + row, mask=is_pair, other=0.0)[None, :]
+            scales = w_scale + expert * (2 * F) + n
+            gate, up = gate * step * tl.load(scales)[:, None], up * step * tl.load(scales + F)[:, None]
+        if GELU:
+            y = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+        else:
+            y = gate * tl.sigmoid(gate) * up
+        is_column = column < F
+        if FP8:
+            step = fp8_step(tl.max(tl.where(is_column[:, None], tl.abs(y), 0.0), 0))
+            tl.store(hidden_steps + tl.program_id(0).to(tl.int64) * num_pairs + pair, step, mask=is_pair)
+            y = y / step[None, :]
+        target = hidden + pair[None, :].to(tl.int64) * F + column[:, None]
+        tl.store(target, y.to(hidden.dtype.element_ty), mask=is_pair[None, :] & is_column[:, None])
+
+
+@triton.jit
+def _down_kernel(
+    hidden, hidden_steps, w, w_scale, parts, records, num_tiles, pairs, capacity, D, F, num_pairs,
+    HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(1)
+    if tile < tl.load(num_tiles):
+        expert, pair, is_pair = _pairs_of(records, tile, pairs, capacity, HEIGHT)
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n, k = tl.minimum(column, D - 1), tl.arange(0, BLOCK_K)
+        from_w = w + expert.to(tl.int64) * (D * F) + n[:, None] * F + k[None, :]
+        from_hidden = hidden + pair.to(tl.int64)[:, None] * F + k[None, :]
+        total = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
+        for start in range(0, F, BLOCK_K):
+            if EVEN:
+                given = tl.load(from_hidden + start, mask=is_pair[:, None], other=0.0)
+                weights = tl.load(from_w + start)
+            else:
+                is_in = (start + k < F)[None, :]
+                given = tl.load(from_hidden + start, mask=is_pair[:, None] & is_in, other=0.0)
+                weights = tl.load(from_w + start, mask=is_in, other=0.0)
+            if FP8:
+                at = hidden_steps + (start // BLOCK_K).to(tl.int64) * num_pairs + pair
+                total += tl.dot(weights, tl.trans(given)) * tl.load(at, mask=is_pair, other=0.0)[None, :]
+            else:
+                total = tl.dot(weights, tl.trans(given), total, input_precision="ieee")
+        if FP8:
+            total = total * tl.load(w_scale + expert * D + n)[:, None]
+        target = parts + pair[None, :].to(tl.int64) * D + column[:, None]
+        tl.store(target, total.to(parts.dtype.element_ty), mask=is_pair[None, :] & (column < D)[:, None])
+
+
+def expert_parts(
+    x: Rows, top_k: int, gate_up: Weight, down: Weight, tiles: ExpertTiles, activation: str, dtype: torch.dtype,
+    tilings: tuple[ExpertTiling, ExpertTiling] | None = None,
+) -> Tensor:  # fmt: skip
+    """The output of every pair, (pairs, dim) in `dtype`. `x` (rows, dim) is in the format of the weights, `gate_up`
+    (experts, 2 * ffn, dim) and `down` (experts, dim, ffn). `tiles` hold the pairs of each expert."""
+    num_pairs, (_, dim, ffn) = len(x.values) * top_k, down.w.shape
+    is_fp8 = down.scale is not None
+    first, second = tilings or pick_tilings(tiles.height, is_fp8)
+    hidden = torch.empty(num_pairs, ffn, dtype=x.values.dtype, device=down.w.device)
+    steps = torch.empty(triton.cdiv(ffn, GROUP) if is_fp8 else 0, num_pairs, device=down.w.device)
+    parts = torch.empty(num_pairs, dim, dtype=dtype, device=down.w.device)
+    tables = (tiles.records, tiles.num_tiles, tiles.pairs, tiles.pairs.shape[1], dim, ffn, num_pairs)
+    _gate_up_kernel[(triton.cdiv(ffn, first.block_n), tiles.max_tiles)](
+        x.values, x.steps_or_values, gate_up.w, steps if gate_up.scale is None else gate_up.scale, hidden, steps,
+        *tables, TOP_K=top_k, HEIGHT=tiles.height, BLOCK_N=first.block_n, BLOCK_K=first.block_k,
+        EVEN=dim % first.block_k == 0, FP8=is_fp8, GELU=activation == "gelu_tanh",
+        num_warps=first.num_warps, num_stages=first.num_stages,
+    )  # fmt: skip
+    _down_kernel[(triton.cdiv(dim, second.block_n), tiles.max_tiles)](
+        hidden, steps, down.w, steps if down.scale is None else down.scale, parts, *tables,
+        HEIGHT=tiles.height, BLOCK_N=second.block_n, BLOCK_K=second.block_k, EVEN=ffn % second.block_k == 0,
+        FP8=is_fp8, num_warps=second.num_warps, num_stages=second.num_stages,
+    )  # fmt: skip
+    return parts
