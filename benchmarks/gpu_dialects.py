@@ -1,6 +1,6 @@
 """Speed of diffusion checkpoints at their real shapes: random weights, a fixed number of steps, one engine.
 
-    python -m benchmarks.gpu_dialects [--cases gemma,gemma-8,llada2,sdar-8b,sdar-4b-128] [--out DIR]
+    python -m benchmarks.gpu_dialects [--cases gemma,gemma-8,llada2,sdar-8b,sdar-4b-128] [--weights fp8] [--out DIR]
     python -m benchmarks.gpu_dialects --tiny --device cpu
 
 Speed does not depend on the values of weights, except through the experts that rows choose: with random weights these
@@ -137,8 +137,11 @@ class ExpertCount:
             SparseFeedForward.choose = choose  # type: ignore[method-assign]
 
 
-def bytes_per_forward(model: Transformer, touched: float) -> float:
-    """Matrices that a forward reads; `touched` is the mean number of experts per sparse layer."""
+def bytes_per_forward(model: Transformer, touched: float, weights: str = "bfloat16") -> float:
+    """Matrices that a forward reads; `touched` is the mean number of experts per sparse layer. In fp8 those of a
+    16-bit network have half the size, except the table of soft embeddings."""
+    if weights == "fp8":
+        return bytes_per_forward(model, touched) / 2 + model.tokens.weight.nbytes * model.config.tied_head
     total = 0.0
     for name, parameter in model.named_parameters():
         if name == "tokens.weight" and not model.config.tied_head:
@@ -183,7 +186,21 @@ def answer_all(engine: Engine, case: Case, prompt_len: int) -> tuple[int, int]:
     return after.generated_tokens - before.generated_tokens, after.steps - before.steps
 
 
-def measure(name: str, device: str, bandwidth: float, prompt_len: int, *, is_tiny: bool) -> dict[str, Any]:
+def parts_of(engine: Engine, case: Case) -> dict[str, float]:
+    """Device time of the parts of a step of random canvases."""
+    if type(engine.backend).__name__ != "CanvasExecutor":
+        return {}
+    from benchmarks.canvas_parts import time_kernels, time_parts
+
+    rows = case.streams * case.decoder.canvas_len
+    for kernel, (ms, count) in list(time_kernels(engine.backend, rows).items())[:24]:  # type: ignore[arg-type]
+        print(f"{ms:9.4f} ms {count:5d} x  {kernel}", flush=True)
+    return time_parts(engine.backend, rows)  # type: ignore[arg-type]
+
+
+def measure(
+    name: str, device: str, bandwidth: float, prompt_len: int, *, is_tiny: bool, weights: str = "bfloat16"
+) -> dict[str, Any]:
     case, config = CASES[name], config_of(CASES[name].model, is_tiny=is_tiny)
     if is_tiny:
         canvas_len = min(case.decoder.canvas_len, 16)
@@ -191,6 +208,9 @@ def measure(name: str, device: str, bandwidth: float, prompt_len: int, *, is_tin
             case, streams=min(case.streams, 3), num_tokens=40, decoder=replace(case.decoder, canvas_len=canvas_len)
         )
     model = random_network(config, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    model.weight_format = None if weights == "bfloat16" else weights
+    num_experts = float(config.moe.num_experts if config.moe is not None else 0)
+    all_bytes = bytes_per_forward(model, num_experts, weights)
     context_len = prompt_len + case.num_tokens + 2 * max(case.decoder.canvas_len, config.dialect.block_len, 16)
     num_pages = case.streams * -(-context_len // 16) + 8
     rows = max(512, case.streams * (config.dialect.block_len or case.decoder.canvas_len) * 2)
@@ -205,13 +225,16 @@ def measure(name: str, device: str, bandwidth: float, prompt_len: int, *, is_tin
     num_tokens, num_forwards = answer_all(engine, case, prompt_len)
     _wait(device)
     elapsed = time.perf_counter() - start
-    touched = counts.num_touched / max(counts.num_calls, 1)
-    floor_ms = 1e3 * bytes_per_forward(model, touched) / bandwidth
+    # Kernels choose experts on the device: those count as read by all layers, which hundreds of rows do.
+    touched = counts.num_touched / counts.num_calls if counts.num_calls else num_experts
+    read_bytes = bytes_per_forward(model, touched) if counts.num_calls else all_bytes
+    floor_ms = 1e3 * read_bytes / bandwidth
     return {
         "case": name, "tokens": num_tokens, "forwards": num_forwards, "seconds": elapsed,
         "tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards, "floor_ms": floor_ms,
         "roofline_pct": 100 * floor_ms * num_forwards / (1e3 * elapsed), "experts_per_layer": touched,
         "backend": type(engine.backend).__name__, "decoder": asdict(case.decoder), "streams": case.streams,
+        "weights": weights, **parts_of(engine, case),
     }  # fmt: skip
 
 
@@ -221,6 +244,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--weights", default="bfloat16", choices=("bfloat16", "fp8"))
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to check the script")
     parser.add_argument("--out", type=Path, help="folder of a dated JSON file")
     options = parser.parse_args(arguments)
@@ -228,7 +252,11 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     found = []
     for name in options.cases.split(","):
-        found.append(measure(name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny))
+        found.append(
+            measure(
+                name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny, weights=options.weights
+            )
+        )
         print(json.dumps(found[-1]), flush=True)
         if options.device == "cuda":
             torch.cuda.empty_cache()

@@ -11,6 +11,7 @@ from quicksilver.backends.base import Backend, MemoryNeeds
 from quicksilver.backends.config import MAX_TREE_ROWS, BackendConfig
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.moe import set_expert_kernel
 from quicksilver.model.transformer import Transformer
 
@@ -24,6 +25,10 @@ def make_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -
     """May take minutes on a GPU: kernels are compiled and graphs are captured before it returns."""
     # Imports are local: each backend loads its own compiler.
     reason = "cuda_graphs is off" if not config.cuda_graphs else _cuda_refusal(model, cache)
+    if reason is None and isinstance(model, DiffusionGemma):
+        from quicksilver.backends.cuda.build import build_canvas_backend
+
+        return build_canvas_backend(model, cache, config)
     if reason is None:
         from quicksilver.backends.cuda.build import build_backend
 
@@ -69,6 +74,10 @@ def _cuda_refusal(model: Transformer, cache: PagedCache) -> str | None:
         return "no GPU"
     if find_spec("triton") is None:
         return "Triton is not installed"
+    if isinstance(model, DiffusionGemma):
+        from quicksilver.backends.cuda.kernels import gemma_weights
+
+        return gemma_weights.refusal(model)
     from quicksilver.backends.cuda.kernels.weights import refusal
 
     return refusal(model)

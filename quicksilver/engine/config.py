@@ -21,7 +21,7 @@ CPU_MAX_RUNNING, GPU_MAX_RUNNING, GPU_TOKENS_EACH = 64, 512, 2048
 # there.
 GPU_PROMPT_ROWS = 8192
 # Default of `decode_rows` on a GPU: the rows of GPU_CANVASES random canvases, or of GPU_BLOCKS blocks, each with the
-# block that is committed in the same forward; at most GPU_DECODE_ROWS.
+# canvas or block that is committed in the same forward; at most GPU_DECODE_ROWS.
 GPU_CANVASES, GPU_BLOCKS, GPU_DECODE_ROWS = 8, 128, 8192
 # At most this many with CUDA kernels, because graphs of all sizes up to it are captured when the engine starts.
 GRAPH_DECODE_ROWS = 1024
@@ -166,6 +166,8 @@ def plan_decode_rows(config: EngineConfig, dialect: Dialect, is_cuda: bool, has_
     is_set = config.decode_rows or config.max_rows != EngineConfig().max_rows
     if is_set or not is_cuda:
         return config.decode_limit
-    num_requests = min(config.running_limit, GPU_BLOCKS)
-    rows = GPU_CANVASES * dialect.default.canvas_len if dialect.noise_vocab else 2 * dialect.block_len * num_requests
+    if dialect.noise_vocab:
+        # Without kernels a canvas waits while another one is committed.
+        return max(GPU_CANVASES * dialect.default.canvas_len * (2 if has_kernels else 1), config.max_rows)
+    rows = 2 * dialect.block_len * min(config.running_limit, GPU_BLOCKS)
     return max(min(rows, GRAPH_DECODE_ROWS if has_kernels else GPU_DECODE_ROWS), config.max_rows)

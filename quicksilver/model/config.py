@@ -129,7 +129,7 @@ class ModelConfig:
     @property
     def fits_cuda_kernels(self) -> bool:
         """Whether the CUDA kernels have its layers and row forms; plain torch runs the others on a GPU."""
-        return self.gemma is None and not self.query_scale_beta and not self.dialect.is_full
+        return self.gemma is not None or (not self.query_scale_beta and not self.dialect.is_full)
 
     @property
     def cache_shape(self) -> tuple[int, int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from quicksilver.backends.config import BackendConfig
 from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.buffers import GraphLimits
+from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.transformer import Transformer
 
 # Rows of a draft tree for one canvas of 16. For a large network 32 rows cost little more than 16.
@@ -32,6 +34,16 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
         backend.prepare_slots(config.max_sequences)
     backend.measure()
     return backend
+
+
+def build_canvas_backend(model: DiffusionGemma, cache: PagedCache, config: BackendConfig) -> CanvasExecutor:
+    """The backend of random canvases. `matmul` has no effect: every sequence's products depend on the batch."""
+    limits = GraphLimits(
+        config.max_rows, config.max_sequences, config.context_len, config.weights, prompt_rows=config.prompt_rows
+    )
+    executor = CanvasExecutor(model, cache, config.logit_rows, limits)
+    executor.prepare()
+    return executor
 
 
 def round_shapes(config: BackendConfig, is_small: bool, has_canvas: bool) -> list[RoundShape]:

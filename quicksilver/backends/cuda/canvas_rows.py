@@ -78,7 +78,11 @@ class CanvasRows:
         self._floats[:, :count].copy_(self._host_floats[:, :count], non_blocking=True)
         index, seeds, positions, steps = self._ints[:, :count]
         draws = CanvasDraws(self._floats[0, :count], self._floats[1, :count], seeds, positions, steps)
-        return ProposingRows(index, draws, bans, self._results[: NUM_RESULTS * count].view(NUM_RESULTS, count))
+        return ProposingRows(index, draws, bans, self.results(count))
+
+    def results(self, count: int) -> Tensor:
+        """The buffer of the results on the device, (NUM_RESULTS, count)."""
+        return self._results[: NUM_RESULTS * count].view(NUM_RESULTS, count)
 
     def send_results(self, count: int) -> None:
         """Queue the copy of the results to the host."""

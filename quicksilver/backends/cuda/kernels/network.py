@@ -198,7 +198,7 @@ class CudaNetwork:
             if layers[index].sparse is not None:
                 self._run_experts(index, rows, workspace)
                 for number, (_, chunk) in enumerate(chunks):
-                    start, after = number * SMALL_BATCH_ROWS, (next_norm, chunk.scaled)
+                    start, after = number * len(chunk.x), (next_norm, chunk.scaled)
                     add_sparse(_experts_of(workspace), start, chunk.x, after, chunk.input_scale)
         return workspace.x
 
