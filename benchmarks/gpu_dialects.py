@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.phase_clock import PhaseClock, detach
 from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -172,6 +173,39 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+@contextmanager
+def host_phases(clock: PhaseClock, engine: Engine) -> Iterator[None]:
+    """Counts the phases of the engine's steps; of forwards on graphs also the rows of the batch (`batch`), the fixed
+    buffers (`fill`) and the waits for the device."""
+    timed = [] if (graphs := _graph_modules()) is None else _graph_places(*graphs)
+    originals = [getattr(owner, name) for owner, name, _ in timed]
+    for (owner, name, phase), original in zip(timed, originals, strict=True):
+        setattr(owner, name, clock.timed(phase, original))
+    clock.attach(engine)
+    try:
+        yield
+    finally:
+        detach(engine)
+        for (owner, name, _), original in zip(timed, originals, strict=True):
+            setattr(owner, name, original)
+
+
+def _graph_modules() -> tuple[Any, Any] | None:
+    """None without Triton."""
+    try:
+        from quicksilver.backends.cuda import buffers, graphs
+    except ImportError:
+        return None
+    return graphs, buffers
+
+
+def _graph_places(graphs: Any, buffers: Any) -> list[tuple[Any, str, str]]:
+    return [
+        (graphs, "build_batch", "batch"), (buffers.RowBuffers, "fill", "fill"), (buffers.HeadBuffers, "fill", "fill"),
+        (buffers.HeadBuffers, "read", "wait"),
+    ]  # fmt: skip
+
+
 def answer_all(engine: Engine, case: Case, prompt_len: int) -> tuple[int, int]:
     """Runs one request per stream to its end. Returns the number of tokens and of engine steps."""
     params = DecodeParams(max_new_tokens=case.num_tokens, temperature=1.0, decoder=case.decoder)
@@ -221,10 +255,12 @@ def measure(
         answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)
     engine.pool.clear_cache()
     _wait(device)
-    start = time.perf_counter()
-    num_tokens, num_forwards = answer_all(engine, case, prompt_len)
-    _wait(device)
-    elapsed = time.perf_counter() - start
+    clock = PhaseClock()
+    with host_phases(clock, engine):
+        start = time.perf_counter()
+        num_tokens, num_forwards = answer_all(engine, case, prompt_len)
+        _wait(device)
+        elapsed = time.perf_counter() - start
     # Kernels choose experts on the device: those count as read by all layers, which hundreds of rows do.
     touched = counts.num_touched / counts.num_calls if counts.num_calls else num_experts
     read_bytes = bytes_per_forward(model, touched) if counts.num_calls else all_bytes
@@ -233,6 +269,7 @@ def measure(
         "case": name, "tokens": num_tokens, "forwards": num_forwards, "seconds": elapsed,
         "tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards, "floor_ms": floor_ms,
         "roofline_pct": 100 * floor_ms * num_forwards / (1e3 * elapsed), "experts_per_layer": touched,
+        "phase_ms_per_step": {name: round(1e3 * s / num_forwards, 3) for name, s in clock.seconds.items()},
         "backend": type(engine.backend).__name__, "decoder": asdict(case.decoder), "streams": case.streams,
         "weights": weights, **parts_of(engine, case),
     }  # fmt: skip
