@@ -4,7 +4,7 @@
 
 The network has the shapes of `gpu_dialects --tiny`. Everything but the network runs as on a GPU: planning, the rows of
 the batch, the fixed buffers of graphs, the split of the proposals, decisions, commits and events. Needs Triton, whose
-kernels are imported and never run. Milliseconds of CPU time of the engine's thread, the median over steps.
+kernels are imported and never run. Milliseconds, the median over steps.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import cProfile
 import json
 import pstats
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -80,12 +79,12 @@ class Measurement:
         return Engine(executor, info, settings, dialect=config.dialect)
 
     def run(self, engine: Engine) -> list[dict[str, float]]:
-        """CPU milliseconds by phase of each step in which all requests decode."""
+        """Milliseconds by phase of each step in which all requests decode."""
         params = DecodeParams(max_new_tokens=self.num_tokens, decoder=self.decoder)
         for i in range(self.streams):
             prompt = tuple(1 + (7 * i + 3 * at) % 97 for at in range(self.prompt_len))
             engine.add(Request(str(i), prompt, params))
-        clock, steps = PhaseClock(now=time.thread_time), list[dict[str, float]]()
+        clock, steps = PhaseClock(), list[dict[str, float]]()
         with host_phases(clock, engine):
             while engine.has_work:
                 before = Counter(clock.seconds)

@@ -21,6 +21,7 @@ from quicksilver.backends.round_cost import RoundCost
 from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob, Usage
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoder import Canvas, Decoder, Place, Tail
+from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.prediction import Prediction
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.score import Scorer
@@ -50,7 +51,8 @@ class Sequence:
     # KV cache
     kv_len: int = 0
     pages: list[int] = field(default_factory=list)
-    page_ids: tuple[list[int], Tensor] | None = None  # the list `pages`, and a tensor of it for the backend
+    # The list `pages`, and an array and a tensor of it for the backend.
+    page_ids: tuple[list[int], npt.NDArray[np.int64], Tensor] | None = None
     hashes: list[bytes] = field(default_factory=list)  # prefix hashes of full pages
     num_published: int = 0  # pages that other sequences can share
 
@@ -59,6 +61,7 @@ class Sequence:
     num_overtaken: int = 0  # requests that were admitted although they came later
     slot: int = -1  # in the persistent batch; -1 while the sequence runs in ordinary forwards
     fits_slots: bool | None = None  # whether rounds of slots support its request; None before the first check
+    fits_fused_head: bool | None = None  # whether the fused head of CUDA graphs does; None before the first check
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
     draft_limit: int = 0  # longest draft from a prediction; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
@@ -137,6 +140,11 @@ class Sequence:
         return self.canvas is not None and self.canvas.is_draft
 
     @property
+    def noise_step(self) -> int:
+        """The step that keys the sampling noise of the next forward."""
+        return noise_step(self.request.params.decoder, self.canvas.step if self.canvas is not None else 0)
+
+    @property
     def tail(self) -> Tail:
         """The rows after the context in the next forward. A canvas must be open."""
         assert self.canvas is not None
@@ -153,10 +161,11 @@ class Sequence:
 
     def open_canvas(self) -> None:
         """Opens a canvas if there is none, or if `canvas_limit` is below the length of one that has not run yet."""
-        is_limited = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
+        canvas, is_limited = self.canvas, self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
+        if canvas is not None and not is_limited:
+            return
         longest = max(min(self.room, self.canvas_limit) if is_limited else self.room, 1)
-        canvas = self.canvas
-        if canvas is None or (is_limited and canvas.is_fresh and len(canvas.token_ids) > longest):
+        if canvas is None or (canvas.is_fresh and len(canvas.token_ids) > longest):
             place = Place(len(self.tokens), self.num_prompt)
             self.canvas = self._predicted_draft() or self.decoder.open(longest, place)
 

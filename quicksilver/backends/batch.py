@@ -6,8 +6,9 @@ Each sequence has its context rows first (causal or block-causal, written to its
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from quicksilver.backends.base import Sequence, Work
 from quicksilver.core import MaskGroup, MaskTask, TokenConstraint
-from quicksilver.dialect import ContextKind
+from quicksilver.dialect import ContextKind, Dialect
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.model.attention import RowPlan, Segment
 from quicksilver.model.row_adapters import AdapterRows, RowAdapter
@@ -46,91 +47,142 @@ class Batch:
         )
 
 
-# From this many context rows on, arrays are faster than lists.
-MANY_ROWS = 128
+Ints = npt.NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.bool_)
+# Longer than any text: the block of a context in which every row sees the whole text.
+_WHOLE_TEXT = 1 << 40
+_NO_TAIL = Tail()
 
 
 @dataclass(slots=True)
 class _Columns:
-    """One list per row attribute for the newest rows, and arrays of all attributes for the rows before them."""
+    """The attributes of all rows, one entry per row."""
 
-    token_ids: list[int] = field(default_factory=list)
-    mask_index: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    prefix_end: list[int] = field(default_factory=list)
-    span_start: list[int] = field(default_factory=list)
-    span_end: list[int] = field(default_factory=list)
-    is_canvas: list[bool] = field(default_factory=list)
-    parts: list[list[npt.NDArray[np.int64]]] = field(default_factory=list)
-    num_in_parts: int = 0
-
-    def __len__(self) -> int:
-        return self.num_in_parts + len(self.token_ids)
-
-    @property
-    def lists(self) -> list[list[int]]:
-        rows = [self.token_ids, self.mask_index, self.positions, self.slots, self.prefix_end]
-        return [*rows, self.span_start, self.span_end, self.is_canvas]  # type: ignore[list-item]
-
-    def flush(self) -> None:
-        """Converts the lists to arrays."""
-        if self.token_ids:
-            self._add_part([np.array(values, dtype=np.int64) for values in self.lists])
-            for values in self.lists:
-                values.clear()
-
-    def add_many(self, token_ids: Seq[int], start: int, slots: npt.NDArray[np.int64]) -> None:
-        """As `add`, with arrays."""
-        self.flush()
-        positions = np.arange(start, start + len(token_ids))
-        zeros = np.zeros_like(positions)
-        tokens = np.array(token_ids, dtype=np.int64)
-        self._add_part([tokens, zeros - 1, positions, slots, positions + 1, zeros, zeros, zeros])
-
-    def _add_part(self, part: list[npt.NDArray[np.int64]]) -> None:
-        self.parts.append(part)
-        self.num_in_parts += len(part[0])
-
-    def add(self, token_ids: Seq[int], start: int, slots: Seq[int]) -> None:
-        """Adds causal rows from position `start` on, with empty spans and no mask embeddings."""
-        count = len(token_ids)
-        self.token_ids += token_ids
-        self.mask_index += [-1] * count
-        self.positions += range(start, start + count)
-        self.slots += slots
-        self.prefix_end += range(start + 1, start + 1 + count)
-        self.span_start += [0] * count
-        self.span_end += [0] * count
-        self.is_canvas += [False] * count
-
-    def add_unwritten(self, token_ids: Seq[int], start: int, span_end: Seq[int]) -> None:
-        """Adds rows that write no KV. Each sees all positions before `start`, and of these rows those before its entry
-        in `span_end`."""
-        first, count = len(self.token_ids), len(token_ids)
-        self.add(token_ids, start, [-1] * count)
-        first_row = self.num_in_parts + first
-        self.prefix_end[first:] = [start] * count
-        self.span_start[first:] = [first_row] * count
-        self.span_end[first:] = [first_row + end for end in span_end]
+    token_ids: Ints
+    mask_index: Ints
+    positions: Ints
+    slots: Ints
+    prefix_end: Ints
+    span_start: Ints
+    span_end: Ints
+    is_canvas: npt.NDArray[np.bool_]
 
 
 def build_batch(works: Seq[Work], page_size: int) -> Batch:
-    columns, segments, proposing = _Columns(), [], list[int]()
-    for work in works:
-        start = len(columns)
-        _add_context(columns, work, page_size)
-        if work.tail is not None:
-            last_context, (first, end) = len(columns) - 1, work.tail.proposing_rows
-            if work.tail.token_ids:
-                _add_tail(columns, work, work.tail, page_size)
-            rows = work.tail.row_of or range(first, end)
-            proposing.extend(last_context + row for row in rows)
-        segments.append(Segment(start, len(columns), _page_ids(work.sequence)))
-    has_prompt = any(work.end - work.start > 1 for work in works)
-    batch = _to_tensors(columns, segments, proposing, has_prompt)
-    adapters = _row_adapters(works, segments, batch.plan.is_canvas)
+    tails = [work.tail or _NO_TAIL for work in works]
+    context_lens = np.array([work.end - work.start for work in works])
+    tail_lens = np.array([len(tail.token_ids) for tail in tails])
+    ends = (context_lens + tail_lens).cumsum()
+    first_tail_rows = ends - tail_lens
+    pages = [_page_ids(work.sequence) for work in works]
+    columns = _columns(works, tails, context_lens, tail_lens, first_tail_rows)
+    columns.slots = _slots([array for array, _ in pages], columns, context_lens + tail_lens, page_size)
+    for work, tail, first in zip(works, tails, first_tail_rows.tolist(), strict=True):
+        if tail.branches:
+            _cut_branches(columns, first, work.end, tail)
+        elif tail.positions:
+            columns.positions[first : first + len(tail.positions)] = np.array(tail.positions) + work.end
+    row_ends = ends.tolist()
+    page_ids = [tensor for _, tensor in pages]
+    segments = [Segment(*one) for one in zip([0, *row_ends[:-1]], row_ends, page_ids, strict=True)]
+    plan = RowPlan(
+        torch.from_numpy(columns.positions),
+        torch.from_numpy(columns.slots),
+        torch.from_numpy(columns.is_canvas),
+        torch.from_numpy(columns.prefix_end),
+        torch.from_numpy(columns.span_start),
+        torch.from_numpy(columns.span_end),
+        segments,
+    )
+    batch = Batch(
+        torch.from_numpy(columns.token_ids),
+        torch.from_numpy(columns.mask_index),
+        plan,
+        torch.from_numpy(_proposing(works, first_tail_rows - 1)),
+        bool(columns.is_canvas.any()),
+        bool(context_lens.max() > 1),
+    )
+    adapters = _row_adapters(works, segments, plan.is_canvas)
     return replace(batch, row_adapters=adapters) if adapters else batch
+
+
+def _columns(
+    works: Seq[Work], tails: Seq[Tail], context_lens: Ints, tail_lens: Ints, first_tail_rows: Ints
+) -> _Columns:
+    """All but the slots."""
+    counts = context_lens + tail_lens
+    text_ends = np.array([work.end for work in works])
+
+    def of_rows(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        return values.repeat(counts)
+
+    first_tail_row = of_rows(first_tail_rows)
+    index = np.arange(len(first_tail_row)) - first_tail_row  # in the tail; negative in the context
+    text_end = of_rows(text_ends)
+    positions = text_end + index
+    is_tail = index >= 0
+    is_causal = of_rows(np.array([tail.is_causal for tail in tails]))
+    is_canvas = is_tail & ~is_causal
+    block_len = of_rows(np.array([_block_len(work.sequence.dialect) for work in works]))
+    seen = np.where(is_tail, positions + 1, np.minimum((positions // block_len + 1) * block_len, text_end))
+    sees_tail = is_canvas | (block_len == _WHOLE_TEXT) & (of_rows(tail_lens) > 0)
+    has_order = of_rows(np.array([tail.has_causal_canvas for tail in tails]))
+    tail_end = np.where(has_order, index + 1, of_rows(tail_lens))
+    is_masked = np.zeros(len(index), np.bool_)
+    is_masked[is_tail] = list(chain.from_iterable(tail.is_masked for tail in tails))
+    return _Columns(
+        np.array(list(chain.from_iterable(_tokens(work, tail) for work, tail in zip(works, tails, strict=True)))),
+        np.where(is_masked & is_canvas, index, -1),
+        positions,
+        positions,
+        np.where(is_canvas, text_end, seen),
+        np.where(sees_tail, first_tail_row, 0),
+        np.where(sees_tail, first_tail_row + tail_end, 0),
+        is_canvas,
+    )
+
+
+def _block_len(dialect: Dialect) -> int:
+    """A context row sees the text up to the end of its block. A causal row is a block of its own."""
+    if dialect.context is ContextKind.CAUSAL:
+        return 1
+    return dialect.block_len if dialect.context is ContextKind.BLOCK else _WHOLE_TEXT
+
+
+def _tokens(work: Work, tail: Tail) -> Seq[int]:
+    return (*work.sequence.tokens[work.start : work.end], *tail.token_ids)
+
+
+def _slots(tables: Seq[Ints], columns: _Columns, counts: Ints, page_size: int) -> Ints:
+    """KV slots of the rows that write, -1 for all others. `tables`: the pages of each sequence, `counts`: its rows."""
+    lengths, written = np.array([len(table) for table in tables]), np.flatnonzero(~columns.is_canvas)
+    first_page = (lengths.cumsum() - lengths).repeat(counts)[written]
+    at, slots = columns.positions[written], np.full(len(columns.positions), -1)
+    slots[written] = np.concatenate(tables)[first_page + at // page_size] * page_size + at % page_size
+    return slots
+
+
+def _cut_branches(columns: _Columns, first: int, num_committed: int, tail: Tail) -> None:
+    """Independent continuations of one prefix: each row sees the prefix and its own branch up to itself."""
+    columns.is_canvas[first : first + len(tail.token_ids)] = False
+    columns.mask_index[first : first + len(tail.token_ids)] = -1
+    for length in tail.branches:
+        rows, order = slice(first, first + length), np.arange(length)
+        columns.positions[rows] = num_committed + order
+        columns.span_start[rows], columns.span_end[rows] = first, first + 1 + order
+        first += length
+
+
+def _proposing(works: Seq[Work], last_context_rows: Ints) -> Ints:
+    """The proposing rows of all works, in order."""
+    counts = np.array([work.num_proposals for work in works])
+    ends = counts.cumsum()
+    first_rows = np.array([work.tail.proposing_rows[0] if work.tail is not None else 0 for work in works])
+    rows: Ints = np.arange(ends[-1]) + (last_context_rows + first_rows - ends + counts).repeat(counts)
+    for work, last_context, end in zip(works, last_context_rows.tolist(), ends.tolist(), strict=True):
+        if work.tail is not None and work.tail.row_of:
+            rows[end - work.num_proposals : end] = np.array(work.tail.row_of) + last_context
+    return rows
 
 
 def _row_adapters(works: Seq[Work], segments: list[Segment], is_canvas: Tensor) -> tuple[AdapterRows, ...]:
@@ -148,94 +200,14 @@ def _row_adapters(works: Seq[Work], segments: list[Segment], is_canvas: Tensor) 
     return tuple(AdapterRows(adapter, _tensor(list(chain(*ranges)))) for adapter, ranges in rows.items())
 
 
-def _page_ids(sequence: Sequence) -> Tensor:
-    """Cached between forwards. The list of pages only grows, or is replaced by another list."""
+def _page_ids(sequence: Sequence) -> tuple[Ints, Tensor]:
+    """The pages as an array and as a tensor of the same memory, cached between forwards. The list of pages only grows,
+    or is replaced by another list."""
     known = sequence.page_ids
     if known is None or known[0] is not sequence.pages or len(known[1]) != len(sequence.pages):
-        known = sequence.page_ids = (sequence.pages, _tensor(sequence.pages))
-    return known[1]
-
-
-def _add_context(columns: _Columns, work: Work, page_size: int) -> None:
-    sequence, first = work.sequence, len(columns.token_ids)
-    tokens, context = sequence.tokens[work.start : work.end], sequence.dialect.context
-    if len(tokens) >= MANY_ROWS and context is ContextKind.CAUSAL:
-        positions = np.arange(work.start, work.end)
-        pages = _page_ids(sequence).numpy()[positions // page_size]
-        columns.add_many(tokens, work.start, pages * page_size + positions % page_size)
-        return
-    columns.add(tokens, work.start, _slots(sequence.pages, work.start, work.end, page_size))
-    if context is ContextKind.FULL and work.tail is not None:
-        # Rows that write KV and see all others: those of the context in the cache, those of the tail beside them.
-        count, first_row = len(tokens), len(columns)
-        columns.prefix_end[first:] = [work.end] * count
-        columns.span_start[first:] = [first_row] * count
-        columns.span_end[first:] = [first_row + len(work.tail.token_ids)] * count
-    if context is ContextKind.BLOCK:
-        length = sequence.dialect.block_len
-        columns.prefix_end[first:] = [
-            min((position // length + 1) * length, work.end) for position in range(work.start, work.end)
-        ]
-
-
-def _slots(pages: Seq[int], start: int, end: int, page_size: int) -> list[int]:
-    """KV slots of positions [start, end)."""
-    first, slots = start // page_size, list[int]()
-    for page in pages[first : -(-end // page_size)]:
-        slots += range(page * page_size, (page + 1) * page_size)
-    return slots[start - first * page_size : end - first * page_size]
-
-
-def _add_tail(columns: _Columns, work: Work, tail: Tail, page_size: int) -> None:
-    if tail.branches:
-        _add_branches(columns, work.end, tail)
-    elif tail.is_causal:
-        _add_drafted(columns, work, tail, page_size)
-    else:
-        _add_canvas(columns, work.end, tail)
-
-
-def _add_drafted(columns: _Columns, work: Work, tail: Tail, page_size: int) -> None:
-    """Drafted tokens to verify: causal rows that write KV. Slots of rejected tokens are overwritten later."""
-    slots = _slots(work.sequence.pages, work.end, work.end + len(tail.token_ids), page_size)
-    columns.add(tail.token_ids, work.end, slots)
-
-
-def _add_canvas(columns: _Columns, num_committed: int, tail: Tail) -> None:
-    """Canvas rows see all positions of the context and each other, and write no KV."""
-    first, count = len(columns.token_ids), len(tail.token_ids)
-    span_end = range(1, count + 1) if tail.has_causal_canvas else [count] * count
-    columns.add_unwritten(tail.token_ids, num_committed, span_end)
-    if tail.positions:
-        columns.positions[first:] = [num_committed + position for position in tail.positions]
-    columns.mask_index[first:] = [index if is_masked else -1 for index, is_masked in enumerate(tail.is_masked)]
-    columns.is_canvas[first:] = [True] * count
-
-
-def _add_branches(columns: _Columns, num_committed: int, tail: Tail) -> None:
-    """Independent continuations of one prefix: each row sees the prefix and its own branch up to itself."""
-    start = 0
-    for length in tail.branches:
-        columns.add_unwritten(tail.token_ids[start : start + length], num_committed, range(1, length + 1))
-        start += length
-
-
-def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int], has_prompt: bool) -> Batch:
-    columns.flush()
-    arrays = (
-        columns.parts[0] if len(columns.parts) == 1 else [np.concatenate(p) for p in zip(*columns.parts, strict=True)]
-    )
-    token_ids, mask_index, positions, slots, prefix_end, span_start, span_end, is_canvas = map(torch.from_numpy, arrays)
-    plan = RowPlan(
-        positions=positions,
-        slots=slots,
-        is_canvas=is_canvas.bool(),
-        prefix_end=prefix_end,
-        span_start=span_start,
-        span_end=span_end,
-        segments=segments,
-    )
-    return Batch(token_ids, mask_index, plan, _tensor(proposing), bool(arrays[-1].any()), has_prompt)
+        pages = np.array(sequence.pages, dtype=np.int64)
+        known = sequence.page_ids = (sequence.pages, pages, torch.from_numpy(pages))
+    return known[1:]
 
 
 def _tensor(values: list[int]) -> Tensor:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from quicksilver.core import DecoderParams
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,13 @@ class CanvasOrBlock:
     def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
         return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
 
+    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+        return self.decide_all([canvas], proposal)[0]
+
+    @abstractmethod
+    def decide_all(self, canvases: Sequence[Canvas], proposal: Proposal) -> list[Decision]:
+        """As `decide`, for the canvases of several requests. `proposal`: those of all of them, in order."""
+
 
 def open_block(dialect: Dialect, max_tokens: int, place: Place) -> Canvas:
     """The masked rest of the block at `place`. A dialect that attends to the whole text has one block: the answer."""
@@ -39,7 +50,12 @@ def open_block(dialect: Dialect, max_tokens: int, place: Place) -> Canvas:
         return replace(Canvas.blank(length), num_fixed=num_fixed, offset=place.num_tokens - place.num_prompt)
     if dialect.has_context_seed and num_fixed == 0:
         return Canvas.blank(1)
-    return replace(Canvas.blank(dialect.block_len - num_fixed), num_fixed=num_fixed, offset=num_fixed)
+    return _masked_rest(dialect.block_len, num_fixed)
+
+
+@cache
+def _masked_rest(block_len: int, num_fixed: int) -> Canvas:
+    return replace(Canvas.blank(block_len - num_fixed), num_fixed=num_fixed, offset=num_fixed)
 
 
 def block_tail(canvas: Canvas, dialect: Dialect, tokens: Sequence[int]) -> Tail:
@@ -69,28 +85,34 @@ def masked_ids(canvas: Canvas, dialect: Dialect) -> tuple[int, ...]:
     """The tokens of the canvas, with the mask token at masked positions if the dialect has one."""
     if dialect.mask_id is None:
         return tuple(canvas.token_ids.tolist())
-    return tuple(torch.where(canvas.is_masked, dialect.mask_id, canvas.token_ids).tolist())
+    return tuple(np.where(canvas.is_masked, dialect.mask_id, canvas.token_ids).tolist())
 
 
-def in_sub_block(canvas: Canvas, sub_block_len: int) -> Tensor:
-    """The masked positions of the leftmost sub-block that has any."""
-    if not sub_block_len or not bool(canvas.is_masked.any()):
-        return canvas.is_masked
-    index = (torch.arange(len(canvas.is_masked)) + canvas.offset) // sub_block_len
-    return canvas.is_masked & (index == index[int(canvas.is_masked.int().argmax())])
+def in_sub_block(stack: Stack, sub_block_len: int) -> npt.NDArray[np.bool_]:
+    """The masked positions of every canvas that are in the leftmost sub-block that has any."""
+    if not sub_block_len:
+        return stack.is_masked
+    index = (np.arange(stack.exists.shape[-1]) + stack.column("offset")) // sub_block_len
+    first = stack.is_masked.argmax(-1)[:, None]
+    return stack.is_masked & (index == np.take_along_axis(index, first, -1))
 
 
-def shrink(canvas: Canvas, num_committed: int) -> Decision:
-    """Commit the first `num_committed` positions. They stay rows of the canvas until the block is complete."""
-    tokens = canvas.token_ids[:num_committed].tolist()
-    if num_committed == len(canvas.token_ids):
-        return Decision(tokens, None)
-    rest = replace(
-        canvas,
-        token_ids=canvas.token_ids[num_committed:],
-        is_masked=canvas.is_masked[num_committed:],
-        confidence=canvas.confidence[num_committed:],
-        num_fixed=canvas.num_fixed + num_committed,
-        offset=canvas.offset + num_committed,
-    )
-    return Decision(tokens, rest)
+def shrink(stack: Stack) -> list[Decision]:
+    """Commit the leading decided run of every canvas. It stays rows of the canvas until the block is complete."""
+    decisions = []
+    rows = zip(stack.canvases, stack.num_decided(), stack.token_ids.tolist(), strict=True)
+    for row, (canvas, count, token_ids) in enumerate(rows):
+        if count == len(canvas.token_ids):
+            decisions.append(Decision(token_ids[:count], None))
+            continue
+        rest = slice(count, len(canvas.token_ids))
+        after = Canvas(
+            stack.token_ids[row, rest],
+            stack.is_masked[row, rest],
+            stack.confidence[row, rest],
+            canvas.step + 1,
+            num_fixed=canvas.num_fixed + count,
+            offset=canvas.offset + count,
+        )
+        decisions.append(Decision(token_ids[:count], after))
+    return decisions

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from quicksilver.core import DecoderParams
 from quicksilver.dialect import Dialect
@@ -43,10 +44,10 @@ class CanvasDecoder:
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         assert proposal.sampled_ids is not None
         best, step = proposal.token_ids, canvas.step + 1
-        is_stable = canvas.step > 0 and torch.equal(best, canvas.token_ids)
+        is_stable = canvas.step > 0 and np.array_equal(best, canvas.token_ids)
         if step >= self.params.steps or (is_stable and float(proposal.entropy.mean()) < self.params.stop_entropy):
             return Decision(best.tolist())
-        everywhere = torch.ones_like(canvas.is_masked)
+        everywhere = np.ones_like(canvas.is_masked)
         accepted = unmask.entropy_bound(proposal.entropy, everywhere, self.params.entropy_bound)
         noise = self._noise(canvas.start, len(best), step)
         after = replace(
@@ -55,7 +56,7 @@ class CanvasDecoder:
             is_masked=~accepted,
             confidence=proposal.confidence,
             step=step,
-            noisy_ids=torch.where(accepted, proposal.sampled_ids, noise),
+            noisy_ids=np.where(accepted, proposal.sampled_ids, noise),
             soft=proposal.soft,
         )
         return Decision([], after)
@@ -67,19 +68,19 @@ class CanvasDecoder:
         if count >= len(canvas.token_ids):
             return None
         entering = self._noise(canvas.start + len(canvas.token_ids), count, canvas.step)
-        soft = canvas.soft
+        soft, fresh = canvas.soft, Canvas.blank(count)
         return replace(
             canvas,
-            token_ids=torch.cat((canvas.token_ids[count:], entering)),
-            is_masked=torch.cat((canvas.is_masked[count:], torch.ones(count, dtype=torch.bool))),
-            confidence=torch.cat((canvas.confidence[count:], torch.zeros(count))),
-            noisy_ids=torch.cat((canvas.noisy_ids[count:], entering)),
+            token_ids=np.concatenate((canvas.token_ids[count:], entering)),
+            is_masked=np.concatenate((canvas.is_masked[count:], fresh.is_masked)),
+            confidence=np.concatenate((canvas.confidence[count:], fresh.confidence)),
+            noisy_ids=np.concatenate((canvas.noisy_ids[count:], entering)),
             soft=None if soft is None else torch.cat((soft[count:], torch.zeros_like(soft[:count]))),
             start=canvas.start + count,
         )
 
-    def _noise(self, start: int, count: int, step: int) -> Tensor:
-        return random_tokens(self.seed, torch.arange(start, start + count), step, self.dialect.noise_vocab)
+    def _noise(self, start: int, count: int, step: int) -> npt.NDArray[np.int64]:
+        return random_tokens(self.seed, torch.arange(start, start + count), step, self.dialect.noise_vocab).numpy()
 
 
 def step_temperature(params: DecoderParams, step: int) -> float:

@@ -10,66 +10,60 @@ decided positions never change; its tokens stay rows of the canvas until the blo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from quicksilver.core import CommitRule
 from quicksilver.diffusion import unmask
 from quicksilver.diffusion.blocks import CanvasOrBlock, in_sub_block, shrink
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
 class Confidence(CanvasOrBlock):
-    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+    def decide_all(self, canvases: Sequence[Canvas], proposal: Proposal) -> list[Decision]:
+        stack = Stack.of(canvases, proposal)
         if self.dialect.has_blocks:
-            eligible = replace(canvas, is_masked=in_sub_block(canvas, self.dialect.sub_block_len))
-            filled = fill(canvas, proposal, self._choose(eligible, proposal) & eligible.is_masked)
-            return shrink(filled, filled.num_decided)
-        chosen = self._choose(canvas, proposal) & canvas.is_masked
-        chosen[0] = canvas.is_masked[0]
-        filled = fill(canvas, proposal, chosen)
-        return slide(filled, filled.num_decided)
+            return shrink(stack.fill(self._choose(stack, in_sub_block(stack, self.dialect.sub_block_len))))
+        chosen = self._choose(stack, stack.is_masked)
+        chosen[:, 0] = stack.is_masked[:, 0]
+        return slide(stack.fill(chosen))
 
-    def _choose(self, canvas: Canvas, proposal: Proposal) -> Tensor:
-        params, is_masked = self.params, canvas.is_masked
+    def _choose(self, stack: Stack, is_masked: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """`is_masked`: the masked positions that may be decided."""
+        params, confidence = self.params, stack.proposed.confidence
         if params.rule is CommitRule.STATIC:
             # The step of a sliding canvas grows without end, so the schedule of `steps` steps repeats.
-            num = unmask.static_count(int(is_masked.sum()), params.steps - canvas.step % params.steps)
-            return unmask.most_confident(proposal.confidence, is_masked, num)
+            steps_left = params.steps - stack.column("step") % params.steps
+            num = unmask.static_count(is_masked.sum(-1, keepdims=True), steps_left)
+            return unmask.most_confident(confidence, is_masked, num)
         if params.rule is CommitRule.DYNAMIC:
-            length = self.dialect.sub_block_len or self.dialect.block_len or len(is_masked)
-            num_least = unmask.even_share(length, params.steps, canvas.step)
-            return unmask.dynamic_threshold(proposal.confidence, is_masked, params.threshold, num_least)
+            block_len = self.dialect.sub_block_len or self.dialect.block_len
+            lengths = np.full_like(stack.lengths, block_len) if block_len else stack.lengths
+            num_least = unmask.even_share(lengths, params.steps, stack.column("step"))
+            return unmask.dynamic_threshold(confidence, is_masked, params.threshold, num_least)
         if params.rule is CommitRule.FACTOR:
-            return unmask.confidence_factor(proposal.confidence, is_masked, params.factor)
+            return unmask.confidence_factor(confidence, is_masked, params.factor)
         if params.rule is CommitRule.ENTROPY:
-            return unmask.entropy_bound(proposal.entropy, is_masked, params.entropy_bound)
-        return unmask.confidence_threshold(proposal.confidence, is_masked, params.threshold)
+            return unmask.entropy_bound(stack.proposed.entropy, is_masked, params.entropy_bound)
+        return unmask.confidence_threshold(confidence, is_masked, params.threshold)
 
 
-def fill(canvas: Canvas, proposal: Proposal, chosen: Tensor) -> Canvas:
-    """The canvas with `chosen` positions decided. Masked positions keep the proposal as their current guess."""
-    is_open = canvas.is_masked | chosen
-    return replace(
-        canvas,
-        token_ids=torch.where(is_open, proposal.token_ids, canvas.token_ids),
-        is_masked=canvas.is_masked & ~chosen,
-        confidence=torch.where(is_open, proposal.confidence, canvas.confidence),
-        step=canvas.step + 1,
-    )
-
-
-def slide(canvas: Canvas, num_committed: int) -> Decision:
-    """Commit the first `num_committed` positions and append the same number of masks."""
-    fresh = Canvas.blank(num_committed)
-    rest = Canvas(
-        torch.cat([canvas.token_ids[num_committed:], fresh.token_ids]),
-        torch.cat([canvas.is_masked[num_committed:], fresh.is_masked]),
-        torch.cat([canvas.confidence[num_committed:], fresh.confidence]),
-        canvas.step,
-    )
-    return Decision(canvas.token_ids[:num_committed].tolist(), rest)
+def slide(stack: Stack) -> list[Decision]:
+    """Commit the leading decided run of every canvas and append the same number of masks."""
+    decisions = []
+    for row, (canvas, count) in enumerate(zip(stack.canvases, stack.num_decided(), strict=True)):
+        fresh, rest = Canvas.blank(count), slice(count, len(canvas.token_ids))
+        after = Canvas(
+            np.concatenate([stack.token_ids[row, rest], fresh.token_ids]),
+            np.concatenate([stack.is_masked[row, rest], fresh.is_masked]),
+            np.concatenate([stack.confidence[row, rest], fresh.confidence]),
+            canvas.step + 1,
+        )
+        decisions.append(Decision(stack.token_ids[row, :count].tolist(), after))
+    return decisions

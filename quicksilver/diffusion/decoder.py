@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from quicksilver.core import FinishReason
@@ -60,11 +61,11 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """The positions after the committed text that are predicted together. Its tensors are never written to."""
+    """The positions after the committed text that are predicted together. Its arrays are never written to."""
 
-    token_ids: Tensor  # (canvas_len,) int64, the current guess; undefined where masked and never proposed
-    is_masked: Tensor  # (canvas_len,) bool
-    confidence: Tensor  # (canvas_len,) float32
+    token_ids: npt.NDArray[np.int64]  # (canvas_len,), the current guess; undefined where masked and never proposed
+    is_masked: npt.NDArray[np.bool_]  # (canvas_len,)
+    confidence: npt.NDArray[np.float32]  # (canvas_len,)
     step: int = 0  # forwards that this canvas has been through
     is_draft: bool = False  # True between the draft forward and the verify forward of a round
     num_passes: int = 0  # forwards since the last mask was filled (`edit`)
@@ -74,7 +75,7 @@ class Canvas:
     num_entering: int = 0  # masks that enter after the next forward (`window`)
     # Of `canvas`: tokens of its rows, which may still change where `is_masked` is False; the position of its first
     # token; and the soft embeddings of its rows.
-    noisy_ids: Tensor | None = None
+    noisy_ids: npt.NDArray[np.int64] | None = None
     start: int = 0
     soft: Tensor | None = None
 
@@ -82,23 +83,16 @@ class Canvas:
     @cache
     def blank(canvas_len: int) -> Canvas:
         """All masks. Cached: one object per length serves all requests."""
-        return Canvas(
-            torch.zeros(canvas_len, dtype=torch.int64),
-            torch.ones(canvas_len, dtype=torch.bool),
-            torch.zeros(canvas_len),
-        )
+        arrays = (np.zeros(canvas_len, np.int64), np.ones(canvas_len, np.bool_), np.zeros(canvas_len, np.float32))
+        for array in arrays:
+            array.setflags(write=False)
+        return Canvas(*arrays)
 
     @staticmethod
     def predicted(token_ids: Sequence[int]) -> Canvas:
         """A draft that no forward has proposed."""
-        tokens = torch.tensor(token_ids)
-        return Canvas(
-            tokens,
-            torch.zeros(len(tokens), dtype=torch.bool),
-            torch.ones(len(tokens)),
-            is_draft=True,
-            is_predicted=True,
-        )
+        tokens, count = np.array(token_ids, np.int64), len(token_ids)
+        return Canvas(tokens, np.zeros(count, np.bool_), np.ones(count, np.float32), is_draft=True, is_predicted=True)
 
     @property
     def is_fresh(self) -> bool:
@@ -108,7 +102,8 @@ class Canvas:
     @property
     def num_decided(self) -> int:
         """Length of the leading run without masks."""
-        return int((~self.is_masked).cumprod(0).sum())
+        masked = np.flatnonzero(self.is_masked)
+        return int(masked[0]) if len(masked) else len(self.is_masked)
 
     @property
     def decided_tokens(self) -> list[int | None]:
@@ -121,7 +116,7 @@ class Canvas:
         guesses = self.token_ids.tolist()
         token_ids = [guess if token is None else token for token, guess in zip(tokens, guesses, strict=True)]
         is_masked = [token is None for token in tokens]
-        return replace(self, token_ids=torch.tensor(token_ids), is_masked=torch.tensor(is_masked))
+        return replace(self, token_ids=np.array(token_ids, np.int64), is_masked=np.array(is_masked, np.bool_))
 
 
 @dataclass(frozen=True, slots=True)

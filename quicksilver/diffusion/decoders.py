@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
@@ -15,7 +16,13 @@ from quicksilver.diffusion.window import Window
 
 
 def make_decoder(params: DecoderParams, dialect: Dialect = AUTOREGRESSIVE, seed: int = 0) -> Decoder:
-    """`seed` is that of the request; only decoders with random canvases use it."""
+    """`seed` is that of the request; only decoders with random canvases use it. Equal arguments give the same object,
+    so that requests with the same decoder can be decided together."""
+    return _decoder(params, dialect, seed if params.name is DecoderName.CANVAS else 0)
+
+
+@lru_cache(maxsize=256)
+def _decoder(params: DecoderParams, dialect: Dialect, seed: int) -> Decoder:
     if params.name is DecoderName.AR:
         return Verify(replace(params, canvas_len=1), dialect)
     if params.name is DecoderName.VERIFY:

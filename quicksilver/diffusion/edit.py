@@ -12,15 +12,17 @@ may follow the end of the text, so there a canvas ends when a forward leaves eve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from quicksilver.diffusion import unmask
 from quicksilver.diffusion.blocks import CanvasOrBlock
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.stack import Stack
 
 # A bound on the number of steps for a model that keeps changing its proposals.
 MAX_EDIT_STEPS_PER_POSITION = 4
@@ -28,29 +30,46 @@ MAX_EDIT_STEPS_PER_POSITION = 4
 
 @dataclass(frozen=True, slots=True)
 class Edit(CanvasOrBlock):
-    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
-        filled = unmask.confidence_threshold(proposal.confidence, canvas.is_masked, self.params.threshold)
-        changed = filled | self._edits(canvas, proposal)
-        is_updated = changed | canvas.is_masked
-        is_masked = canvas.is_masked & ~filled
-        after = replace(
-            canvas,
-            token_ids=torch.where(is_updated, proposal.token_ids, canvas.token_ids),
-            is_masked=is_masked,
-            confidence=torch.where(is_updated, proposal.confidence, canvas.confidence),
-            step=canvas.step + 1,
-            num_passes=0 if bool(canvas.is_masked.any()) else canvas.num_passes + 1,
-        )
-        is_out_of_passes = not bool(is_masked.any()) and after.num_passes >= self.params.edit_passes
-        if is_out_of_passes or not bool(changed.any()):
-            return Decision(after.token_ids.tolist(), None)
-        is_settled = ~canvas.is_masked & ~changed
-        return Decision([], after, num_settled=int(is_settled.cumprod(0).sum()))
+    def decide_all(self, canvases: Sequence[Canvas], proposal: Proposal) -> list[Decision]:
+        stack = Stack.of(canvases, proposal)
+        filled = unmask.confidence_threshold(stack.proposed.confidence, stack.is_masked, self.params.threshold)
+        changed = filled | self._edits(stack)
+        after = stack.fill(changed)
+        num_passes = np.where(stack.is_masked.any(-1), 0, stack.column("num_passes")[:, 0] + 1)
+        is_out_of_passes = ~after.is_masked.any(-1) & (num_passes >= self.params.edit_passes)
+        is_done = is_out_of_passes | ~changed.any(-1)
+        is_settled = stack.exists & ~stack.is_masked & ~changed
+        num_settled = np.logical_and.accumulate(is_settled, -1).sum(-1)
+        return _decisions(after, is_done.tolist(), num_passes.tolist(), num_settled.tolist())
 
-    def _edits(self, canvas: Canvas, proposal: Proposal) -> Tensor:
-        differs = proposal.token_ids != canvas.token_ids
-        may_edit = canvas.step < MAX_EDIT_STEPS_PER_POSITION * len(canvas.token_ids)
-        return ~canvas.is_masked & differs & (proposal.confidence > self.params.edit_threshold) & may_edit
+    def _edits(self, stack: Stack) -> npt.NDArray[np.bool_]:
+        is_filled = stack.exists & ~stack.is_masked
+        differs = stack.proposed.token_ids != stack.token_ids
+        may_edit = stack.column("step") < MAX_EDIT_STEPS_PER_POSITION * stack.lengths
+        return is_filled & differs & (stack.proposed.confidence > self.params.edit_threshold) & may_edit
+
+
+def _decisions(
+    stack: Stack, is_done: Sequence[bool], num_passes: Sequence[int], num_settled: Sequence[int]
+) -> list[Decision]:
+    decisions = []
+    for row, canvas in enumerate(stack.canvases):
+        all_positions = slice(len(canvas.token_ids))
+        token_ids = stack.token_ids[row, all_positions]
+        if is_done[row]:
+            decisions.append(Decision(token_ids.tolist(), None))
+            continue
+        after = Canvas(
+            token_ids,
+            stack.is_masked[row, all_positions],
+            stack.confidence[row, all_positions],
+            step=canvas.step + 1,
+            num_passes=num_passes[row],
+            num_fixed=canvas.num_fixed,
+            offset=canvas.offset,
+        )
+        decisions.append(Decision([], after, num_settled=num_settled[row]))
+    return decisions
 
 
 def left_neighbours(tail: Tail, last_committed: int) -> list[int]:

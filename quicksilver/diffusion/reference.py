@@ -18,7 +18,6 @@ One iteration of the loop:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -60,11 +59,11 @@ def generate(
         neighbours = left_neighbours(tail, context[-1]) if params.decoder.name is DecoderName.EDIT else []
         temperature = step_temperature(params.decoder, canvas.step) if soft_embed is not None else 1.0
         process_logits(logits, LogitContext(params, prompt, answer, tail.known, None, temperature, neighbours))
-        rows = sample_rows(params, len(context), len(logits), noise_step(params.decoder, canvas.step))
+        rows = sample_rows([params], [len(context)], [len(logits)], [noise_step(params.decoder, canvas.step)])
         if soft_embed is None:
-            proposal = propose(logits, rows)
+            proposal = propose(logits, rows).to_host()
         else:
-            proposal = replace(propose_with_samples(logits, rows), soft=soft_embed(logits))
+            proposal = propose_with_samples(logits, rows).to_host(soft_embed(logits))
 
         # 5. What is committed, and what stays on the canvas.
         decision = stop_early(decoder.decide(canvas, proposal), params.stop_ids)

@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -95,33 +97,41 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One proposal per row. `confidence` and `entropy` are those of the processed logits at temperature 1."""
+    """One proposal per row. `confidence` and `entropy` are those of the processed logits at temperature 1. Arrays,
+    because decoders compute with a few values at a time, for which arrays are several times faster than tensors."""
 
-    token_ids: Tensor  # (rows,) int64
-    confidence: Tensor  # (rows,) float32, probability of the proposed token
-    entropy: Tensor  # (rows,) float32, nats
-    is_finite: Tensor  # (rows,) bool; False where the logits were not usable
+    token_ids: npt.NDArray[np.int64]  # (rows,)
+    confidence: npt.NDArray[np.float32]  # (rows,), probability of the proposed token
+    entropy: npt.NDArray[np.float32]  # (rows,), nats
+    is_finite: npt.NDArray[np.bool_]  # (rows,); False where the logits were not usable
     # Only with `propose_with_samples`, where `token_ids` are the likeliest tokens:
-    sampled_ids: Tensor | None = None  # (rows,) int64
+    sampled_ids: npt.NDArray[np.int64] | None = None  # (rows,)
     soft: Tensor | None = None  # (rows, dim) soft embeddings, on the device of the network
 
     def __getitem__(self, rows: slice) -> Proposal:
-        count = self.token_ids.numel()
-        if rows.indices(count) == (0, count, 1):
-            return self  # the common case of one request; slicing four tensors is measurable in a CPU step
         sampled = None if self.sampled_ids is None else self.sampled_ids[rows]
         soft = None if self.soft is None else self.soft[rows]
         token_ids, confidence = self.token_ids[rows], self.confidence[rows]
         return Proposal(token_ids, confidence, self.entropy[rows], self.is_finite[rows], sampled, soft)
 
-    def cpu(self) -> Proposal:
-        """On the CPU, without the soft embeddings: these stay on their device."""
-        sampled = None if self.sampled_ids is None else self.sampled_ids.cpu()
-        token_ids, confidence = self.token_ids.cpu(), self.confidence.cpu()
-        return Proposal(token_ids, confidence, self.entropy.cpu(), self.is_finite.cpu(), sampled, self.soft)
+
+@dataclass(frozen=True, slots=True)
+class ProposalTensors:
+    """The fields of a `Proposal` on the device of the logits."""
+
+    token_ids: Tensor
+    confidence: Tensor
+    entropy: Tensor
+    is_finite: Tensor
+    sampled_ids: Tensor | None = None
+
+    def to_host(self, soft: Tensor | None = None) -> Proposal:
+        sampled = None if self.sampled_ids is None else self.sampled_ids.cpu().numpy()
+        token_ids, confidence = self.token_ids.cpu().numpy(), self.confidence.cpu().numpy()
+        return Proposal(token_ids, confidence, self.entropy.cpu().numpy(), self.is_finite.cpu().numpy(), sampled, soft)
 
 
-def propose(logits: Tensor, rows: SampleRows) -> Proposal:
+def propose(logits: Tensor, rows: SampleRows) -> ProposalTensors:
     """`logits` (rows, vocab) float32, already processed and masked with -inf."""
     log_total = logits.logsumexp(-1)
     token_ids = sample_tokens(logits, rows, logits.argmax(-1))
@@ -129,10 +139,10 @@ def propose(logits: Tensor, rows: SampleRows) -> Proposal:
     p = log_p.exp()
     entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)  # the clamp keeps 0 * -inf out of the sum
     confidence = p.gather(-1, token_ids[:, None])[:, 0]
-    return Proposal(token_ids, confidence, entropy, log_total.isfinite())
+    return ProposalTensors(token_ids, confidence, entropy, log_total.isfinite())
 
 
-def propose_with_samples(logits: Tensor, rows: SampleRows) -> Proposal:
+def propose_with_samples(logits: Tensor, rows: SampleRows) -> ProposalTensors:
     """The likeliest token of each row, and in addition a sampled one."""
     best = propose(logits, replace(rows, temperature=torch.zeros_like(rows.temperature)))
     return replace(best, sampled_ids=sample_tokens(logits, rows, best.token_ids))
@@ -280,18 +290,23 @@ def _apply_stutter_penalty(logits: Tensor, context: LogitContext) -> None:
             row[token_id] -= penalty
 
 
-def sample_rows(params: DecodeParams, first_position: int, num_rows: int, step: int) -> SampleRows:
-    """The sampling settings of one request, repeated for its rows. Row i proposes token `first_position + i`."""
+def sample_rows(
+    params: Sequence[DecodeParams], first_positions: Sequence[int], num_rows: Sequence[int], steps: Sequence[int]
+) -> SampleRows:
+    """The sampling settings of requests, repeated for their rows. Row i of a request proposes the token at i positions
+    after its first one."""
 
-    def column(value: float, dtype: torch.dtype) -> Tensor:
-        return torch.full((num_rows,), value, dtype=dtype)
+    def column(values: list[float] | Sequence[int], dtype: type[np.generic]) -> Tensor:
+        return torch.from_numpy(np.array(values, dtype=dtype).repeat(num_rows))
 
+    ends = np.cumsum(num_rows)
+    starts = np.array(first_positions, dtype=np.int64) - (ends - num_rows)
     return SampleRows(
-        column(params.temperature, torch.float32),
-        column(params.top_p, torch.float32),
-        column(params.min_p, torch.float32),
-        column(params.top_k, torch.int64),
-        column(params.seed, torch.int64),
-        torch.arange(first_position, first_position + num_rows),
-        column(step, torch.int64),
+        column([one.temperature for one in params], np.float32),
+        column([one.top_p for one in params], np.float32),
+        column([one.min_p for one in params], np.float32),
+        column([one.top_k for one in params], np.int64),
+        column([one.seed for one in params], np.int64),
+        torch.from_numpy(np.arange(ends[-1]) + starts.repeat(num_rows)),
+        column(steps, np.int64),
     )

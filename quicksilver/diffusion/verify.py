@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from quicksilver.core import DecoderParams
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
@@ -98,15 +96,16 @@ MIN_CANVAS_CONFIDENCE = 0.9
 WINDOW = 4096
 
 
-def lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
+def lookup(
+    text: Sequence[int], draft: npt.NDArray[np.int64], confidence: npt.NDArray[np.float32]
+) -> npt.NDArray[np.int64]:
     """The tokens that replace the first tokens of `draft`; empty if the end of `text` has not occurred before."""
     followers = _followers(np.array(text[-WINDOW:], dtype=np.int64), len(draft))
     if not len(followers) or int(followers[0]) != int(draft[0]):
         return draft[:0]
-    found = torch.from_numpy(followers)
-    differs = found != draft[: len(found)]
-    is_overruled = (differs & (confidence[: len(found)] >= MIN_CANVAS_CONFIDENCE)).nonzero()
-    return found[: int(is_overruled[0]) if len(is_overruled) else len(found)]
+    differs = followers != draft[: len(followers)]
+    is_overruled = np.flatnonzero(differs & (confidence[: len(followers)] >= MIN_CANVAS_CONFIDENCE))
+    return followers[: int(is_overruled[0]) if len(is_overruled) else len(followers)]
 
 
 def _followers(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from quicksilver.core import DecoderParams
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.blocks import masked_ids
-from quicksilver.diffusion.confidence import fill
 from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.stack import Stack
 
 # Nats of entropy per position of distance from the first mask.
 DISTANCE_PENALTY = 0.02
@@ -36,7 +36,7 @@ class Window:
         return Canvas.blank(self.params.canvas_len)
 
     def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
-        order = canvas.is_masked.int().argsort(stable=True).tolist()
+        order = canvas.is_masked.argsort(kind="stable").tolist()
         ids, is_masked = masked_ids(canvas, self.dialect), canvas.is_masked.tolist()
         rows = sorted(range(len(order)), key=order.__getitem__)
         return Tail(
@@ -50,22 +50,22 @@ class Window:
         )
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
-        filled = fill(canvas, proposal, self._choose(canvas, proposal))
-        num_committed = filled.num_decided
+        filled = Stack.of([canvas], proposal).fill(self._choose(canvas, proposal))
+        num_committed = filled.num_decided()[0]
         fresh = Canvas.blank(canvas.num_entering)
         rest = replace(
-            filled,
-            token_ids=torch.cat([filled.token_ids[num_committed:], fresh.token_ids]),
-            is_masked=torch.cat([filled.is_masked[num_committed:], fresh.is_masked]),
-            confidence=torch.cat([filled.confidence[num_committed:], fresh.confidence]),
+            canvas,
+            token_ids=np.concatenate([filled.token_ids[0, num_committed:], fresh.token_ids]),
+            is_masked=np.concatenate([filled.is_masked[0, num_committed:], fresh.is_masked]),
+            confidence=np.concatenate([filled.confidence[0, num_committed:], fresh.confidence]),
+            step=canvas.step + 1,
             num_entering=num_committed,
         )
         # A window in which everything was filled at once is empty for one forward; a new one takes its place.
-        return Decision(filled.token_ids[:num_committed].tolist(), rest if len(rest.token_ids) else None)
+        return Decision(filled.token_ids[0, :num_committed].tolist(), rest if len(rest.token_ids) else None)
 
-    def _choose(self, canvas: Canvas, proposal: Proposal) -> Tensor:
-        is_masked = canvas.is_masked
-        distance = torch.arange(len(is_masked)) - int(is_masked.int().argmax())
-        score = (proposal.entropy + DISTANCE_PENALTY * distance).masked_fill(~is_masked, torch.inf)
-        best = torch.zeros_like(is_masked).scatter(0, score.argmin()[None], True)
-        return is_masked & ((score < self.params.entropy_bound) | best)
+    def _choose(self, canvas: Canvas, proposal: Proposal) -> npt.NDArray[np.bool_]:
+        is_masked, index = canvas.is_masked, np.arange(len(canvas.is_masked))
+        score = proposal.entropy + np.float32(DISTANCE_PENALTY) * (index - is_masked.argmax()).astype(np.float32)
+        score = np.where(is_masked, score, np.inf)
+        return is_masked & ((score < self.params.entropy_bound) | (index == score.argmin()))

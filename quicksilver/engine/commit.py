@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
+import numpy as np
 
 from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.core import (
@@ -69,14 +69,16 @@ def begin(sequence: Sequence) -> list[Event]:
     return _events(sequence, NewTokens([], forced, finish)) if forced or finish else []
 
 
-def commit(work: Work, outcome: Outcome) -> CommitResult:
-    """Raises RowFailed if the outcome is not finite."""
+def commit(work: Work, outcome: Outcome, decision: Decision | None = None) -> CommitResult:
+    """`decision`: that of the decoder, if it was made together with those of other requests. Raises RowFailed if the
+    outcome is not finite."""
     sequence = work.sequence
     _check_finite(outcome)
     assert sequence.canvas is not None
     assert work.tail is not None
     is_predicted = sequence.canvas.is_predicted  # copied from the request's prediction
-    decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
+    if decision is None:
+        decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
     num_accepted = decision.num_accepted
     decision = _keep_legal(sequence, decision, outcome.proposal)
@@ -159,7 +161,7 @@ def _fill_first_mask(canvas: Canvas, index: int, proposal: Proposal) -> Canvas:
     """The proposal at the first mask obeys the bitmask, so it is legal. Taking it bounds the number of steps."""
     if index >= len(canvas.token_ids):
         return canvas
-    is_masked, token_ids = canvas.is_masked.clone(), canvas.token_ids.clone()
+    is_masked, token_ids = canvas.is_masked.copy(), canvas.token_ids.copy()
     is_masked[index], token_ids[index] = False, proposal.token_ids[index]
     return replace(canvas, is_masked=is_masked, token_ids=token_ids)
 
@@ -377,9 +379,9 @@ def _restore_canvas(sequence: Sequence, state: CanvasState, start: int) -> None:
     new = sequence.decoder.open(max(len(state.token_ids), 1), Place(start, sequence.num_prompt))
     sequence.canvas = replace(
         new,
-        token_ids=torch.tensor(state.token_ids, dtype=torch.int64),
-        is_masked=torch.tensor(state.is_masked, dtype=torch.bool),
-        confidence=torch.tensor(state.confidence, dtype=torch.float32),
+        token_ids=np.array(state.token_ids, np.int64),
+        is_masked=np.array(state.is_masked, np.bool_),
+        confidence=np.array(state.confidence, np.float32),
         step=state.step,
         num_passes=state.num_passes,
         num_entering=state.num_entering,

@@ -32,12 +32,14 @@ from quicksilver.core import (
     TokenConstraint,
 )
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.diffusion.decoder import Decision
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.score import Scorer, score_continuations, score_next
 from quicksilver.engine.adapter_cache import AdapterCache, Lease
 from quicksilver.engine.admission import TenantLoad, check_request, check_score, check_scorer, in_dialect
 from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.decide import decide_together
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import TimedConstraint, take_overrun_s
 from quicksilver.engine.pages import PagePool
@@ -114,8 +116,9 @@ class Engine:
         self.on_step(self._ids_in_step(works))
         done = self._forward(works)
         self._commit_round()
+        decisions = decide_together(done)
         for work, outcome in done:
-            self._commit(work, outcome)
+            self._commit(work, outcome, decisions.get(work.sequence))
         self.on_step([])
         self.scheduler.finish(works)
         self._fail_impossible(works)
@@ -312,7 +315,7 @@ class Engine:
             self._fail(work.sequence, error)
             return []
 
-    def _commit(self, work: Work, outcome: Outcome | None) -> None:
+    def _commit(self, work: Work, outcome: Outcome | None, decision: Decision | None) -> None:
         sequence = work.sequence
         sequence.forwards += 1
         sequence.rows += work.num_rows
@@ -322,13 +325,13 @@ class Engine:
             elif isinstance(sequence.decoder, Scorer):
                 self._commit_scores(work, outcome, sequence.decoder)
             else:
-                self._commit_tokens(work, outcome)
+                self._commit_tokens(work, outcome, decision)
         except Exception as error:
             self._fail(sequence, error)
         self._publish(sequence)
 
-    def _commit_tokens(self, work: Work, outcome: Outcome) -> None:
-        step = commit(work, outcome)
+    def _commit_tokens(self, work: Work, outcome: Outcome, decision: Decision | None) -> None:
+        step = commit(work, outcome, decision)
         if step.num_verified:
             self.scheduler.canvas_length.observe(step.num_accepted, step.num_verified)
         for event in step.events:

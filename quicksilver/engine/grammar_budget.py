@@ -127,11 +127,13 @@ class GrammarBudget:
         self.clock = clock
         self._started = 0.0
         self._saved_s = 0.0
+        self._has_grammars = False
         self._turn = 0
 
     def begin_step(self, sequences: Seq[Sequence]) -> frozenset[Sequence]:
         """Starts the clock. Returns the running and waiting sequences that the step should skip."""
-        self._started = self.clock()
+        self._has_grammars = any(one.constraint is not None or one.overrun_s > 0 for one in sequences)
+        self._started = self.clock() if self._has_grammars else 0.0
         over = [sequence for sequence in sequences if sequence.overrun_s > 0]
         if len(over) in (0, len(sequences)):
             self._saved_s = 0.0
@@ -145,6 +147,8 @@ class GrammarBudget:
 
     def end_step(self, sequences: Seq[Sequence]) -> None:
         """Records the overrun of every sequence that ran, and adds a share of the step's own time to the budget."""
+        if not self._has_grammars:
+            return
         overrun_s = unpaid_s = 0.0
         for sequence in sequences:
             paid_s, sequence.overrun_s = sequence.overrun_s, take_overrun_s(sequence.constraint)

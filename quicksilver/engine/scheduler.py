@@ -23,6 +23,7 @@ from time import monotonic, thread_time
 
 from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost
+from quicksilver.core import DecoderName
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.admission import BATCH_EVERY, WaitQueue
 from quicksilver.engine.config import EngineConfig
@@ -65,6 +66,7 @@ class Scheduler:
         self._promised_pages = 0  # to running prompts, while requests are admitted before them
         self._proposals_left = 0
         self._has_run_alone = False  # a request in the last step
+        self._preempted: set[Sequence] = set()  # in this plan
         self._not_admissible: frozenset[Sequence] = frozenset()  # requests whose turn to run alone comes later
         self._admitted_at = 0  # step of the last admission
         self.tenants = ActiveTenants(wall_clock)
@@ -154,10 +156,12 @@ class Scheduler:
         row_budget = self._row_budget()
         self._rows_left, self._proposals_left = max(row_budget, self._decode_rows), self._decode_rows
         paused = self._shared.paused(rotated, self.waiting.candidates())
-        paused += [sequence for sequence in rotated if sequence not in paused and self._is_paused(sequence)]
-        rotated = [sequence for sequence in rotated if sequence not in paused]
+        if len(self.waiting) and self._step % 2:
+            paused += [sequence for sequence in rotated if sequence not in paused and self._is_paused(sequence)]
+        if paused:
+            rotated = [sequence for sequence in rotated if sequence not in paused]
         bulk = [sequence for sequence in rotated if self._shared.is_bulk(sequence)]
-        for sequence in rotated[: len(rotated) - len(bulk)]:
+        for sequence in rotated if not bulk else [one for one in rotated if one not in bulk]:
             if sequence not in skipped and not self._take_slot(sequence):
                 self._add_work(sequence, works)
         self._rows_left = min(self._rows_left, self._shared.prompt_rows(row_budget, works))
@@ -175,7 +179,7 @@ class Scheduler:
     def _is_paused(self, sequence: Sequence) -> bool:
         """Whether a scoring request waits in this step: while requests wait, one whose pass leaves no rows for others
         runs in every second step only."""
-        if not len(self.waiting) or self._step % 2 == 0 or not isinstance(sequence.decoder, Scorer):
+        if not isinstance(sequence.decoder, Scorer):
             return False
         self._open_canvas(sequence)
         return len(sequence.tail.token_ids) > self.config.score_pass_rows
@@ -213,15 +217,15 @@ class Scheduler:
         return self.num_waiting >= ADMITTED_TOGETHER or self._step - self._admitted_at >= ADMISSION_STEPS
 
     def _rotated(self) -> list[Sequence]:
-        """Decoding sequences before bulk ones. The first one rotates, so a tight row budget starves none."""
+        """The first one rotates, so a tight row budget starves none."""
         self._step += 1
+        self._preempted.clear()
         stepped = [sequence for sequence in self.running if sequence.slot < 0]
         start = self._step % max(len(stepped), 1)
-        rotated = stepped[start:] + stepped[:start]
-        return sorted(rotated, key=self._shared.is_bulk)
+        return stepped[start:] + stepped[:start]
 
     def _add_work(self, sequence: Sequence, works: list[Work], *, is_first: bool = False) -> None:
-        if sequence not in self.running:  # preempted earlier in this plan
+        if sequence in self._preempted:
             return
         self._open_canvas(sequence)
         cost = self._shared.row_cost(sequence)
@@ -229,7 +233,8 @@ class Scheduler:
         work = _cut(sequence, budget, self._proposals_left, is_first=is_first or not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
-            self._rows_left -= min(int(work.num_rows * cost), max(self._rows_left, work.num_rows))
+            num_rows = work.num_rows
+            self._rows_left -= min(int(num_rows * cost), max(self._rows_left, num_rows))
             self._proposals_left -= work.num_proposals
 
     def _take_slot(self, sequence: Sequence) -> bool:
@@ -240,7 +245,8 @@ class Scheduler:
             self.slots.leave(sequence)
 
     def _open_canvas(self, sequence: Sequence) -> None:
-        if not sequence.is_verifying:
+        is_verify = sequence.request.params.decoder.name is DecoderName.VERIFY
+        if is_verify and not sequence.is_verifying:
             # A draft and the row before it fit into one forward.
             sequence.draft_limit = max(self._shared.prompt_rows(self.config.max_rows) - 1, 1)
             joins_slot = self.slots is not None and self.slots.will_take(sequence)
@@ -260,8 +266,10 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.pages += self.pool.allocate(max(missing, 0)) or []
-        self._take_spare_pages(work)
+        if missing > 0:
+            sequence.pages += self.pool.allocate(missing) or []
+        if self.config.spare_pages:
+            self._take_spare_pages(work)
         return True
 
     def _take_spare_pages(self, work: Work) -> None:
@@ -304,11 +312,14 @@ class Scheduler:
         self.publish(sequence)
         self._leave_slot(sequence)
         self.running.remove(sequence)
+        self._preempted.add(sequence)
         self._release(sequence)
         self.waiting.put_back(sequence)
 
     def publish(self, sequence: Sequence) -> None:
         """Makes full pages of final text available to other sequences."""
+        if sequence.final_len < (sequence.num_published + 1) * self.config.page_size:
+            return
         hashes = prefix_hashes(sequence, self.config.page_size, sequence.final_len)
         for index in range(sequence.num_published, len(hashes)):
             self.pool.publish(sequence.pages[index], hashes[index])
@@ -346,6 +357,7 @@ class Scheduler:
         return False
 
     def _start(self, sequence: Sequence) -> None:
+        self._preempted.discard(sequence)
         self.waiting.admit(sequence, len(sequence.tokens) - sequence.kv_len)
         self.running.append(sequence)
         self._admitted_at = self._step

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from quicksilver.backends.base import Sequence, Work
-from quicksilver.backends.batch import MANY_ROWS, Batch, build_batch, write_masks
+from quicksilver.backends.batch import Batch, build_batch, write_masks
 from quicksilver.core import MaskTask, Request
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder
+from tests.support.dialects import DISTINCT, dialect_decoders, tiny_dialect
 from tests.support.staircase import Staircase
 from tests.support.tiny import decode_params
 
@@ -86,24 +88,36 @@ def test_page_ids_are_cached_until_the_pages_change() -> None:
     assert build_batch([one], PAGE).plan.segments[0].page_ids.tolist() == [5, 2, 7, 8]
 
 
-@pytest.mark.parametrize("num_prompt", [20, MANY_ROWS, MANY_ROWS + 40])
-def test_long_contexts_have_the_rows_of_short_ones(num_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Works of all kinds around a prompt, whose rows are built from arrays if there are many."""
+def columns(batch: Batch) -> list[list[int]]:
+    plan = batch.plan
+    rows = (batch.token_ids, batch.mask_index, plan.positions, plan.slots, plan.prefix_end, plan.is_canvas)
+    return [one.tolist() for one in rows]
 
-    def rows() -> list[list[int]]:
-        built = []
-        for start, tokens in ((0, num_prompt), (0, 5), (3, num_prompt)):
-            one = sequence(tuple(range(tokens)), [7 * page % 61 for page in range(20)])
-            one.open_canvas()
-            built.append(Work(one, start, tokens, one.tail))
-        batch = build_batch(built, 16)
-        plan = batch.plan
-        columns = (batch.token_ids, batch.mask_index, plan.positions, plan.slots, plan.prefix_end, plan.span_start)
-        return [one.tolist() for one in (*columns, plan.span_end, plan.is_canvas, batch.proposing)]
 
-    found = rows()
-    monkeypatch.setattr("quicksilver.backends.batch.MANY_ROWS", 10_000)
-    assert found == rows()
+@pytest.mark.parametrize("name", DISTINCT)
+def test_works_of_all_kinds_have_the_same_rows_alone_and_together(name: str) -> None:
+    """Spans and proposing rows count from the first row of the work."""
+    dialect, works = tiny_dialect(name), list[Work]()
+    for i, params in enumerate(list(dialect_decoders(name).values()) * 2):
+        text, pages = tuple(range(1, 14 + 3 * i)), [7 * page % 61 for page in range(20)]
+        one = Sequence(Request("x", text, params), make_decoder(params.decoder, dialect), dialect=dialect, pages=pages)
+        one.open_canvas()
+        tail = one.tail
+        end = len(text) - tail.num_fixed
+        works.append(Work(one, min(4 * i, max(end - 1, 0)), end, tail))
+    works.append(Work(works[0].sequence, 0, 9, None))
+    together, alone = build_batch(works, 16), [build_batch([one], 16) for one in works]
+    assert columns(together) == [list(chain(*parts)) for parts in zip(*map(columns, alone), strict=True)]
+    firsts = [segment.row_start for segment in together.plan.segments]
+    proposing = [row + first for one, first in zip(alone, firsts, strict=True) for row in one.proposing.tolist()]
+    assert together.proposing.tolist() == proposing
+    for span in ("span_start", "span_end"):
+        parts = [(getattr(one.plan, span).numpy(), one.plan) for one in alone]
+        has_span = [plan.span_end.numpy() > 0 for _, plan in parts]
+        shifted = [
+            np.where(seen, values + first, 0) for (values, _), seen, first in zip(parts, has_span, firsts, strict=True)
+        ]
+        assert getattr(together.plan, span).tolist() == np.concatenate(shifted).tolist()
 
 
 class Group:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from quicksilver.dialect import ContextKind, Dialect
 from quicksilver.diffusion.blocks import block_tail, in_sub_block, open_block, shrink
 from quicksilver.diffusion.decoder import Canvas, Place
+from quicksilver.diffusion.stack import Stack
+from tests.support.proposals import proposal
 
 BLOCK = Dialect(context=ContextKind.BLOCK, is_shifted=False, block_len=4, mask_id=9)
 SHIFTED = Dialect(context=ContextKind.BLOCK, block_len=4, mask_id=9, has_context_seed=True)
@@ -41,15 +43,20 @@ def test_with_a_full_context_the_whole_text_is_in_the_tail() -> None:
 
 
 def test_only_the_leftmost_sub_block_with_masks_is_open() -> None:
-    canvas = replace(Canvas.blank(6), offset=1, is_masked=torch.tensor([0, 1, 1, 1, 1, 1]).bool())
-    assert in_sub_block(canvas, 4).tolist() == [False, True, True, False, False, False]
-    assert in_sub_block(canvas, 0).tolist() == canvas.is_masked.tolist()
+    canvas = replace(Canvas.blank(6), offset=1, is_masked=np.array([0, 1, 1, 1, 1, 1]) > 0)
+    later = replace(Canvas.blank(3), offset=4, is_masked=np.array([0, 0, 1]) > 0)
+    stack = Stack.of([canvas, later], proposal([0] * 9, [0.5] * 9))
+    found = [[False, True, True, False, False, False], [False, False, True, False, False, False]]
+    assert in_sub_block(stack, 4).tolist() == found
+    assert in_sub_block(stack, 0).tolist() == stack.is_masked.tolist()
 
 
 def test_committed_tokens_stay_rows_until_the_block_is_complete() -> None:
     canvas = open_block(BLOCK, 9, Place(6, 6))
-    part = shrink(replace(canvas, token_ids=torch.tensor([7, 8])), 1)
+    stack = Stack.of([canvas], proposal([7, 8], [0.9, 0.1]))
+    (part,) = shrink(stack.fill(np.array([[True, False]])))
     assert part.commit == [7]
     assert part.canvas is not None
-    assert (part.canvas.num_fixed, part.canvas.offset) == (3, 3)
-    assert shrink(part.canvas, 1).canvas is None
+    assert (part.canvas.num_fixed, part.canvas.offset, part.canvas.step) == (3, 3, 1)
+    (last,) = shrink(Stack.of([part.canvas], proposal([8], [0.9])).fill(np.array([[True]])))
+    assert (last.commit, last.canvas) == ([8], None)

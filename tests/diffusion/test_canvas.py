@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,11 +20,11 @@ PLACE = Place(10, 4)
 def proposal(best: list[int], entropy: list[float], sampled: list[int] | None = None) -> Proposal:
     count = len(best)
     return Proposal(
-        torch.tensor(best),
-        torch.full((count,), 0.5),
-        torch.tensor(entropy),
-        torch.ones(count, dtype=torch.bool),
-        torch.tensor(sampled or best),
+        np.array(best),
+        np.full(count, 0.5, np.float32),
+        np.array(entropy, np.float32),
+        np.ones(count, np.bool_),
+        np.array(sampled or best),
         torch.arange(count * 2.0).view(count, 2),
     )
 

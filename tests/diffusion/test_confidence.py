@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from quicksilver.core import CommitRule, DecoderName, DecoderParams
 from quicksilver.diffusion.confidence import Confidence
-from quicksilver.diffusion.sample import Proposal
-from tests.support.proposals import proposal
+from tests.support.proposals import proposal, proposal_of
 
 
 def test_confidence_commits_the_leading_run_and_keeps_confident_tokens_further_right() -> None:
@@ -35,8 +33,7 @@ def test_each_rule_decides_its_own_positions(rule: CommitRule, is_masked: list[b
     """Position 0 always commits, so that the canvas slides by the leading decided run."""
     params = DecoderParams(DecoderName.CONFIDENCE, 4, rule, threshold=0.9, steps=2, factor=0.2, entropy_bound=0.15)
     decoder = Confidence(params)
-    confidence, entropy = torch.tensor([0.1, 0.5, 0.95, 0.2]), torch.tensor([0.1, 0.2, 0.9, 0.9])
-    found = decoder.decide(decoder.open(4), Proposal(torch.arange(4), confidence, entropy, torch.ones(4) > 0))
+    found = decoder.decide(decoder.open(4), proposal_of(range(4), [0.1, 0.5, 0.95, 0.2], [0.1, 0.2, 0.9, 0.9]))
     num_committed = is_masked.index(True)
     assert found.commit == list(range(num_committed))
     assert found.canvas is not None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
-import torch
 
 from quicksilver.core import FinishReason
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail, stop_early, truncate
 
 
 def canvas(tokens: list[int], is_masked: list[bool]) -> Canvas:
-    return Canvas(torch.tensor(tokens), torch.tensor(is_masked), torch.zeros(len(tokens)))
+    return Canvas(np.array(tokens), np.array(is_masked), np.zeros(len(tokens), np.float32))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_decided_tokens_round_trip_and_masked_guesses_are_kept() -> None:
 
 def test_a_canvas_is_fresh_until_its_first_forward() -> None:
     assert Canvas.blank(3).is_fresh
-    assert not Canvas(torch.zeros(1), torch.ones(1) > 0, torch.zeros(1), step=1).is_fresh
+    assert not replace(Canvas.blank(1), step=1).is_fresh
 
 
 def test_answers_end_before_a_stop_token_or_at_the_limit() -> None:
@@ -53,16 +55,16 @@ def test_answers_end_before_a_stop_token_or_at_the_limit() -> None:
 
 
 def test_a_stop_token_without_a_mask_before_it_ends_an_unfinished_canvas() -> None:
-    canvas = Canvas(torch.tensor([5, 9, 7]), torch.tensor([False, False, True]), torch.ones(3))
+    canvas = Canvas(np.array([5, 9, 7]), np.array([False, False, True]), np.ones(3, np.float32))
     assert stop_early(Decision([], canvas), stop_ids=[9]).commit == [5, 9]
-    hidden = Canvas(torch.tensor([5, 6, 9]), torch.tensor([False, True, False]), torch.ones(3))
+    hidden = Canvas(np.array([5, 6, 9]), np.array([False, True, False]), np.ones(3, np.float32))
     assert stop_early(Decision([], hidden), stop_ids=[9]).commit == []
     assert stop_early(Decision([1], canvas), stop_ids=[9]).commit == [1]
 
 
 def test_a_stop_token_that_may_still_be_edited_ends_nothing() -> None:
     """Under a grammar it does once a forward leaves the tokens up to it unchanged."""
-    canvas = Canvas(torch.tensor([5, 9, 7]), torch.tensor([False, False, True]), torch.ones(3))
+    canvas = Canvas(np.array([5, 9, 7]), np.array([False, False, True]), np.ones(3, np.float32))
     settled, edited = Decision([], canvas, num_settled=2), Decision([], canvas, num_settled=1)
     assert stop_early(settled, stop_ids=[9]) is settled
     assert stop_early(edited, stop_ids=[9], has_grammar=True) is edited

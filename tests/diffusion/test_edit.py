@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.diffusion.decoder import Canvas
@@ -37,5 +37,5 @@ def test_edits_end_even_if_every_forward_proposes_other_tokens() -> None:
 
 
 def test_the_stutter_penalty_is_on_decided_left_neighbours() -> None:
-    canvas = Canvas(torch.tensor([5, 6, 7]), torch.tensor([False, True, False]), torch.ones(3))
+    canvas = Canvas(np.array([5, 6, 7]), np.array([False, True, False]), np.ones(3, np.float32))
     assert left_neighbours(Edit(DecoderParams()).tail(canvas), last_committed=4) == [4, 5, -1]

@@ -56,7 +56,7 @@ def test_verify_needs_two_forwards_per_round_of_an_accepted_draft() -> None:
 
 
 def test_rows_of_a_request_share_settings_and_have_their_own_positions() -> None:
-    rows = sample_rows(decode_params("ar", temperature=0.5, top_k=3, seed=9), 7, 3, 2)
+    rows = sample_rows([decode_params("ar", temperature=0.5, top_k=3, seed=9)], [7], [3], [2])
     assert rows.positions.tolist() == [7, 8, 9]
     assert (rows.temperature.tolist(), rows.top_k.tolist()) == ([0.5] * 3, [3] * 3)
     assert (rows.seeds.tolist(), rows.steps.tolist()) == ([9] * 3, [2] * 3)

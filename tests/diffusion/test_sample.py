@@ -30,13 +30,13 @@ def seen_tokens(params: dict[str, float], trials: int = 400) -> set[int]:
     """Which tokens ever come out under these settings."""
     found = set()
     for seed in range(trials):
-        rows = sample_rows(DecodeParams(temperature=1.5, seed=seed, **params), 0, 1, 0)  # type: ignore[arg-type]
+        rows = sample_rows([DecodeParams(temperature=1.5, seed=seed, **params)], [0], [1], [0])  # type: ignore[arg-type]
         found.add(int(propose(LOGITS.clone(), rows).token_ids[0]))
     return found
 
 
 def test_greedy_takes_the_best_token_with_its_probability_and_entropy() -> None:
-    proposal = propose(LOGITS, sample_rows(DecodeParams(), 0, 1, 0))
+    proposal = propose(LOGITS, sample_rows([DecodeParams()], [0], [1], [0]))
     p = LOGITS.softmax(-1)[0]
     assert int(proposal.token_ids[0]) == 0
     assert torch.allclose(proposal.confidence[0], p[0])
@@ -49,7 +49,7 @@ def test_noise_for_candidates_only_gives_the_same_tokens(scale: float, temperatu
     torch.manual_seed(0)
     logits = scale * torch.randn(40, 3000)
     logits[::3, 1000:] = -torch.inf
-    rows = sample_rows(DecodeParams(temperature=temperature, seed=11), 5, 40, 2)
+    rows = sample_rows([DecodeParams(temperature=temperature, seed=11)], [5], [40], [2])
     noise = gumbel(rows.seeds, rows.positions, rows.steps, 3000)
     assert torch.equal(propose(logits, rows).token_ids, (logits / temperature + noise).argmax(-1))
 
@@ -76,12 +76,12 @@ def test_top_p_is_exact_for_small_and_large_nuclei(scale: float) -> None:
 
 
 def test_settings_of_one_row_do_not_affect_another() -> None:
-    both = sample_rows(DecodeParams(temperature=1.0, seed=3), 0, 2, 0)
+    both = sample_rows([DecodeParams(temperature=1.0, seed=3)], [0], [2], [0])
     mixed = type(both)(
         torch.tensor([0.0, 1.0]), torch.tensor([0.1, 1.0]), both.min_p, torch.tensor([1, 0]), both.seeds,
         both.positions, both.steps,
     )  # fmt: skip
-    alone = propose(LOGITS, sample_rows(DecodeParams(temperature=1.0, seed=3), 1, 1, 0))
+    alone = propose(LOGITS, sample_rows([DecodeParams(temperature=1.0, seed=3)], [1], [1], [0]))
     together = propose(LOGITS.repeat(2, 1), mixed)
     assert int(together.token_ids[0]) == 0
     assert int(together.token_ids[1]) == int(alone.token_ids[0])
@@ -93,7 +93,7 @@ def test_unusable_logits_are_flagged_row_by_row() -> None:
     logits[2] = -torch.inf
     logits[3, 0] = torch.inf
     for params in (DecodeParams(), DecodeParams(temperature=0.8)):
-        proposal = propose(logits, sample_rows(params, 0, 4, 0))
+        proposal = propose(logits, sample_rows([params], [0], [4], [0]))
         assert proposal.is_finite.tolist() == [True, False, False, False]
 
 

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.window import Window
+from tests.support.proposals import proposal_of
 
 DECODER = Window(DecoderParams(DecoderName.WINDOW, canvas_len=4, entropy_bound=0.5), Dialect(mask_id=9))
 
 
 def proposal(tokens: list[int], entropy: list[float]) -> Proposal:
-    count = len(tokens)
-    return Proposal(torch.tensor(tokens), torch.ones(count), torch.tensor(entropy), torch.ones(count, dtype=torch.bool))
+    return proposal_of(tokens, [1.0] * len(tokens), entropy)
 
 
 def test_filled_positions_come_before_masks_with_their_true_positions() -> None:
-    canvas = replace(Canvas.blank(4), token_ids=torch.tensor([0, 5, 0, 6]), is_masked=torch.tensor([1, 0, 1, 0]).bool())
+    tokens, is_masked = np.array([0, 5, 0, 6]), np.array([True, False, True, False])
+    canvas = replace(Canvas.blank(4), token_ids=tokens, is_masked=is_masked)
     tail = DECODER.tail(canvas)
     assert tail.token_ids == (5, 6, 9, 9)
     assert tail.positions == (1, 3, 0, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.core import Delta, FinishReason, Frame, Request, ThinkBudget, TokenConstraint, TokenLogprob
@@ -11,6 +10,7 @@ from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.commit import CommitResult, begin, commit
 from quicksilver.errors import RowFailed
+from tests.support.proposals import proposal_of
 from tests.support.staircase import STOP, Staircase
 from tests.support.tiny import decode_params
 
@@ -23,8 +23,7 @@ def sequence(constraint: TokenConstraint | None = None, name: str = "verify", **
 
 
 def proposal(*tokens: int) -> Proposal:
-    ones = torch.ones(len(tokens))
-    return Proposal(torch.tensor(tokens), ones, ones, ones.bool())
+    return proposal_of(tokens, [1.0] * len(tokens), [1.0] * len(tokens))
 
 
 def forward(one: Sequence, *tokens: int, **fields: object) -> CommitResult:

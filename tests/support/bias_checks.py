@@ -27,7 +27,7 @@ from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.logit_bias import NUM_BIAS, BiasTable, SamplingOptions, bias_of
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
-from quicksilver.diffusion.sample import LogitContext, Proposal, SampleRows, process_logits, propose
+from quicksilver.diffusion.sample import LogitContext, ProposalTensors, SampleRows, process_logits, propose
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -56,7 +56,7 @@ def table_of(rows: int, vocab: int) -> BiasTable:
     return BiasTable(rows, -(-vocab // BLOCK_V), BLOCK_V, torch.device(here().device))
 
 
-def drawn(logits: Tensor, temperature: float) -> tuple[Proposal, Draws | None]:
+def drawn(logits: Tensor, temperature: float) -> tuple[ProposalTensors, Draws | None]:
     """The sampler's proposals from adjusted logits, every second row greedy, and the head's parameters for the same."""
     rows, device = len(logits), logits.device
     heat = torch.full((rows,), temperature, device=device)

@@ -23,7 +23,6 @@ from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.round_kernels import RoundState, accept_verified, store_draft
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -34,7 +33,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.support.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
-from tests.support.proposals import with_lookup
+from tests.support.proposals import confident, with_lookup
 
 SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
 SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)
@@ -298,7 +297,8 @@ def check_acceptance(seed: int, canvas_len: int) -> None:
     for b in range(6):
         if b != 2:
             known_text = [*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])]
-            drafts[b, 1:] = with_lookup(known_text, drafts[b, 1:], confidence[b, 1:])
+            draft = with_lookup(known_text, drafts[b, 1:].numpy(), confidence[b, 1:].numpy())
+            drafts[b, 1:] = torch.from_numpy(draft)
     assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "prompt lookup differs from the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
     accept_verified(state, checks.view(1, -1).int().to(device))
@@ -307,8 +307,7 @@ def check_acceptance(seed: int, canvas_len: int) -> None:
         canvas: Canvas | None = Canvas.blank(canvas_len)
         for tokens in (drafts[b], checks[b]):
             assert canvas is not None
-            ones = torch.ones(canvas_len)
-            decision = verify.decide(canvas, Proposal(tokens, ones, ones, ones.bool()))
+            decision = verify.decide(canvas, confident(tokens.tolist()))
             commit, canvas = commit + decision.commit, decision.canvas
         wanted = (-1, -1) if b == 2 else (int(start[b]) + len(commit), commit[-1])
         assert (int(state.position[b]), int(state.last[b])) == wanted, (b, wanted)

@@ -23,7 +23,7 @@ from quicksilver.backends.cuda.kernels.head import Draws, HeadRows, HeadWorkspac
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, norm_rows, swiglu_rows
-from quicksilver.diffusion.sample import Proposal, SampleRows, propose, unpack_bitmask
+from quicksilver.diffusion.sample import ProposalTensors, SampleRows, propose, unpack_bitmask
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import RMSNorm, Rope, rotate
@@ -266,7 +266,7 @@ def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float,
     expect_proposals(results, wanted)
 
 
-def expect_proposals(results: Tensor, wanted: Proposal) -> Tensor:
+def expect_proposals(results: Tensor, wanted: ProposalTensors) -> Tensor:
     """The head's results equal the sampler's proposals; -> the tokens."""
     token_ids, confidence, entropy, is_finite = read_results(results)
     same = token_ids == wanted.token_ids

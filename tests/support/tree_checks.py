@@ -24,7 +24,6 @@ from quicksilver.backends.cuda.round_kernels import RoundState, store_draft
 from quicksilver.backends.cuda.trees import accept_tree, copy_accepted_kv, tree_slot_table, write_chain, write_tree
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify, lookup
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
@@ -39,7 +38,7 @@ from tests.support.graph_checks import (
     model_of,
 )
 from tests.support.kernel_checks import expect_close, here
-from tests.support.proposals import with_lookup
+from tests.support.proposals import confident, with_lookup
 
 PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 4, 190, 9
 # At every third position of a text: the rank of the right token among the scripted candidates; 7 is none of them.
@@ -211,10 +210,10 @@ def expect_commit(case: Case, b: int, commit: list[int]) -> None:
 
 def decided(canvas_len: int, draft: Tensor, checks: Tensor) -> list[int]:
     """The tokens that the decoder commits after the first one, given the two forwards of a round."""
-    verify, ones = Verify(DecoderParams(canvas_len=canvas_len)), torch.ones(canvas_len)
-    canvas = verify.decide(Canvas.blank(canvas_len), Proposal(draft, ones, ones, ones.bool())).canvas
+    verify = Verify(DecoderParams(canvas_len=canvas_len))
+    canvas = verify.decide(Canvas.blank(canvas_len), confident(draft.tolist())).canvas
     assert canvas is not None
-    return list(verify.decide(canvas, Proposal(checks, ones, ones, ones.bool())).commit)
+    return list(verify.decide(canvas, confident(checks.tolist())).commit)
 
 
 def numbered_cache(num_scratch: int) -> PagedCache:

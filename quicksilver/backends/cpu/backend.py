@@ -14,7 +14,7 @@ from quicksilver.backends.cpu.greedy import propose_greedy
 from quicksilver.backends.cpu.network import CompiledNetwork
 from quicksilver.backends.cpu.quantise import quantise_linear
 from quicksilver.backends.torch.backend import TorchBackend
-from quicksilver.diffusion.sample import Proposal, SampleRows, sample_tokens
+from quicksilver.diffusion.sample import Proposal, ProposalTensors, SampleRows, sample_tokens
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.lowrank import LowRank, LowRankModules
 from quicksilver.model.row_adapters import Pair
@@ -41,16 +41,16 @@ class CpuBackend(TorchBackend):
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         if not logits.is_contiguous():
             return super()._choose(logits, rows)
-        greedy = Proposal(*propose_greedy(logits))
+        greedy = ProposalTensors(*propose_greedy(logits))
         token_ids = sample_tokens(logits, rows, greedy.token_ids)
         # p(sampled) = p(greedy) * exp(logit difference)
         gap = logits.gather(-1, token_ids[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
-        return replace(greedy, token_ids=token_ids, confidence=greedy.confidence * gap[:, 0].exp())
+        return replace(greedy, token_ids=token_ids, confidence=greedy.confidence * gap[:, 0].exp()).to_host()
 
     def _target_logprobs(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, bool]:
         if not logits.is_contiguous():
             return super()._target_logprobs(logits, rows, tokens)
-        greedy = Proposal(*propose_greedy(logits))
+        greedy = ProposalTensors(*propose_greedy(logits))
         # log p(token) = log p(greedy) + logit difference
         best = greedy.confidence.log() - logits.gather(-1, greedy.token_ids[:, None])[:, 0]
         return logits[rows, tokens] + best[rows], bool(greedy.is_finite.all())

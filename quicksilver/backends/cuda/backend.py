@@ -12,15 +12,14 @@ from collections.abc import Sequence as Seq
 from itertools import product
 
 from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.cuda.buffers import read_proposal
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
-from quicksilver.backends.cuda.kernels.head import read_results
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, fits_rounds
 from quicksilver.backends.cuda.persistent_batch import CudaPersistentBatch
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost, TimedRound
-from quicksilver.diffusion.sample import Proposal
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import Adapter
 from quicksilver.model.row_adapters import RowAdapter
@@ -104,7 +103,7 @@ class CudaBackend:
         if in_flight.arrived is None:
             in_flight.arrived, wait = in_flight.queued.popleft()
             wait()
-        outcomes = in_flight.deliver(works, Proposal(*read_results(in_flight.arrived[in_flight.half])))
+        outcomes = in_flight.deliver(works, read_proposal(in_flight.arrived[in_flight.half]))
         if in_flight.half == 0:
             in_flight.arrived = None
         return list(outcomes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +18,7 @@ from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
 from quicksilver.backends.cuda.kernels.workspace import RowInputs
 from quicksilver.backends.cuda.logit_bias import BiasTable, SamplingOptions
 from quicksilver.core import DecodeParams
-from quicksilver.diffusion.decoders import noise_step
-from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.sample import Proposal, ProposalTensors
 
 SMALLEST_BUCKET = 16
 
@@ -113,12 +113,12 @@ class RowBuffers:
         self.inputs.tables.tiles.copy_(self.host_tiles, non_blocking=True)
 
     def _fill_pages(self, batch: Batch) -> None:
-        lines = [segment.page_ids.numpy() for segment in batch.plan.segments]
-        width = min(max(map(len, lines)), self.host_pages.shape[1])
+        lines = [segment.page_ids.numpy()[: self.host_pages.shape[1]] for segment in batch.plan.segments]
+        lengths = np.array([len(line) for line in lines])
+        width = int(lengths.max())
         used = (slice(len(lines)), slice(width))
-        for target, pages in zip(self._pages[used], lines, strict=True):
-            target[: len(pages)] = pages[:width]
-            target[len(pages) :] = 0
+        self._pages[used] = 0
+        self._pages[used][np.arange(width) < lengths[:, None]] = np.concatenate(lines)
         self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
 
 
@@ -152,15 +152,17 @@ class HeadBuffers:
         proposing = batch.proposing[index].numpy()
         self._ints[:] = 0
         self._ints[0, : len(index)] = index.numpy() if is_gathered else proposing
-        start = 0
-        for work in works:
-            rows = slice(start, start + work.num_proposals)
-            first = len(work.sequence.tokens)
-            self._ints[1, rows] = range(first, first + work.num_proposals)
-            self.write_params(rows, work.sequence.request.params, options)
-            if options.is_sampled:
-                self._ints[2, rows] = _noise_step(work)
-            start = rows.stop
+        sequences, counts = [work.sequence for work in works], np.array([work.num_proposals for work in works])
+        ends, firsts = counts.cumsum(), np.array([len(sequence.tokens) for sequence in sequences])
+        self._ints[1, : len(index)] = np.arange(len(index)) + (firsts - ends + counts).repeat(counts)
+        params = [sequence.request.params for sequence in sequences]
+        if options.is_sampled:
+            self._ints[2, : len(index)] = np.array([sequence.noise_step for sequence in sequences]).repeat(counts)
+            self._seeds[: len(index)] = np.array([one.seed for one in params]).repeat(counts)
+            self._temperature[: len(index)] = np.array([one.temperature for one in params]).repeat(counts)
+        if options.is_biased:
+            for one, end, count in zip(params, ends.tolist(), counts.tolist(), strict=True):
+                self.bias.write(slice(end - count, end), one)
         self.ints.copy_(self.host_ints, non_blocking=True)
         self.send_params(options)
 
@@ -191,9 +193,9 @@ class HeadBuffers:
     def read(self, count: int) -> Proposal:
         """Wait for the results, not for what was queued after them, and return the first `count` proposals."""
         self._results_sent.wait()
-        return Proposal(*read_results(self.host_results[:, :count].clone()))
+        return read_proposal(self.host_results[:, :count].clone())
 
 
-def _noise_step(work: Work) -> int:
-    sequence = work.sequence
-    return noise_step(sequence.request.params.decoder, sequence.canvas.step if sequence.canvas is not None else 0)
+def read_proposal(results: Tensor) -> Proposal:
+    """(4, rows) int32, on the host and not written again."""
+    return ProposalTensors(*read_results(results)).to_host()

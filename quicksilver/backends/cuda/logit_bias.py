@@ -61,6 +61,12 @@ def fits_rounds(work: Work) -> bool:
 def fits_fused_head(sequence: Sequence) -> bool:
     """Whether the fused head can serve the request: greedy or temperature sampling, at most NUM_BIAS biased tokens,
     with or without a grammar, without penalties and logprobs."""
+    if sequence.fits_fused_head is None:
+        sequence.fits_fused_head = _fits_fused_head(sequence)
+    return sequence.fits_fused_head
+
+
+def _fits_fused_head(sequence: Sequence) -> bool:
     params = sequence.request.params
     if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
         return False

@@ -20,7 +20,6 @@ from quicksilver.backends.round_cost import RoundCost
 from quicksilver.core import DecoderName, MaskTask, TokenConstraint, TokenLogprob
 from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.decoder import Tail
-from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
 from quicksilver.diffusion.sample import (
     LogitContext,
@@ -111,7 +110,7 @@ class TorchBackend:
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         has_noise = self.model.config.dialect.noise_vocab > 0
-        return (propose_with_samples if has_noise else propose)(logits, rows).cpu()
+        return (propose_with_samples if has_noise else propose)(logits, rows).to_host()
 
     def _adjustment(self, work: Work, bitmask: Tensor | None) -> LogitContext:
         sequence, tail = work.sequence, work.tail
@@ -156,8 +155,8 @@ class TorchBackend:
                 found[here.cpu()], is_usable = _read_logprobs(log_p, *asked)
                 details |= zip(here.tolist(), _details(log_p[asked[0]], asked[1], tail.num_top), strict=True)
             finite = finite and is_usable
-        token_ids = torch.zeros(1, dtype=torch.int64)
-        proposal = Proposal(token_ids, torch.ones(1), torch.zeros(1), torch.tensor([finite]))
+        zeros = np.zeros(1, np.float32)
+        proposal = Proposal(np.zeros(1, np.int64), zeros, zeros, np.array([finite]))
         return Outcome(proposal, [], found, tuple(details[i] for i in sorted(details)))
 
     def _target_logprobs(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, bool]:
@@ -176,16 +175,16 @@ def with_prompt_lookup(works: Seq[Work], outcomes: list[Outcome | None]) -> list
 
 def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
     tail, sequence = work.tail, work.sequence
-    if outcome is None or tail is None or tail.is_causal or not all(tail.is_masked) or not tail.is_masked:
+    if sequence.request.params.decoder.name is not DecoderName.VERIFY or outcome is None or tail is None:
         return outcome
-    if tail.targets or sequence.request.params.decoder.name is not DecoderName.VERIFY:
+    if tail.is_causal or tail.targets or not tail.is_masked or not all(tail.is_masked):
         return outcome
     proposed = outcome.proposal.token_ids
     text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
     follows = lookup(text, proposed[1:], outcome.proposal.confidence[1:])
     if not len(follows):
         return outcome
-    token_ids = torch.cat((proposed[:1], follows, proposed[1 + len(follows) :]))
+    token_ids = np.concatenate((proposed[:1], follows, proposed[1 + len(follows) :]))
     return replace(outcome, proposal=replace(outcome.proposal, token_ids=token_ids))
 
 
@@ -220,16 +219,12 @@ def _cut(works: Seq[Work]) -> list[tuple[Work, slice]]:
 
 
 def _settings(works: Seq[Work], device: torch.device) -> SampleRows:
-    rows = [_sample_rows(work) for work in works if work.num_proposals]
-    return SampleRows(*(torch.cat([getattr(r, name) for r in rows]).to(device) for name in SampleRows.__slots__))
-
-
-def _sample_rows(work: Work) -> SampleRows:
-    sequence, params = work.sequence, work.sequence.request.params
-    assert sequence.canvas is not None
-    return sample_rows(
-        params, len(sequence.tokens), work.num_proposals, noise_step(params.decoder, sequence.canvas.step)
-    )
+    proposing = [work for work in works if work.num_proposals]
+    sequences = [work.sequence for work in proposing]
+    params = [sequence.request.params for sequence in sequences]
+    counts, positions = [work.num_proposals for work in proposing], [len(sequence.tokens) for sequence in sequences]
+    rows = sample_rows(params, positions, counts, [sequence.noise_step for sequence in sequences])
+    return SampleRows(*(getattr(rows, name).to(device) for name in SampleRows.__slots__))
 
 
 def _raw_logprobs(work: Work, logits: Tensor) -> Tensor | None:
@@ -242,7 +237,8 @@ def _raw_logprobs(work: Work, logits: Tensor) -> Tensor | None:
 def _logprobs(log_p: Tensor | None, proposal: Proposal, work: Work) -> list[TokenLogprob]:
     if log_p is None:
         return []
-    return _entries(log_p, proposal.token_ids.to(log_p.device), work.sequence.request.params.logprobs or 0)
+    token_ids = torch.from_numpy(proposal.token_ids).to(log_p.device)
+    return _entries(log_p, token_ids, work.sequence.request.params.logprobs or 0)
 
 
 def _entries(log_p: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:

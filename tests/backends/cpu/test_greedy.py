@@ -20,7 +20,7 @@ def test_tokens_confidence_and_entropy_equal_the_samplers(vocab_size: int) -> No
     torch.manual_seed(0)
     logits = torch.randn(7, vocab_size) * torch.logspace(-2, 2, 7)[:, None]
     logits[3, ::2] = -torch.inf
-    wanted = propose(logits, sample_rows(decode_params("ar"), 0, 7, 0))
+    wanted = propose(logits, sample_rows([decode_params("ar")], [0], [7], [0]))
     token_ids, confidence, entropy, is_finite = propose_greedy(logits)
     assert torch.equal(token_ids, wanted.token_ids)
     torch.testing.assert_close(confidence, wanted.confidence, rtol=1e-5, atol=1e-6)

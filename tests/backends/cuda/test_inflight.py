@@ -13,6 +13,7 @@ from quicksilver.core import Delta, Request, ThinkBudget, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
+from tests.support.proposals import confident
 from tests.support.tiny import decode_params, generate, tiny_engine
 
 PROMPT = tuple(range(5, 25))
@@ -65,8 +66,7 @@ class SimulatedDevice:
 
 
 def _proposal(tokens: list[int]) -> Proposal:
-    ones = torch.ones(len(tokens))
-    return Proposal(torch.tensor(tokens), ones, ones, ones.bool())
+    return confident(tokens)
 
 
 def _engine(shape: RoundShape) -> Engine:

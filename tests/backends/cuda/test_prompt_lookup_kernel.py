@@ -40,5 +40,5 @@ def test_drafts_and_replaced_tokens_equal_the_reference(seed: int) -> None:
     out, replaced = (torch.full((count,), -7, dtype=torch.int32, device=device) for _ in range(2))
     on_device = (text.int().to(device), draft.int().to(device), confidence.view(torch.int32).to(device))
     _kernel[(1,)](on_device[0], length - 1, on_device[1], on_device[2], out, replaced, COUNT=count, BLOCK=8)
-    assert out.tolist() == with_lookup(text.tolist(), draft, confidence).tolist()
-    assert int(replaced.sum()) == len(lookup(text.tolist(), draft, confidence))
+    assert out.tolist() == with_lookup(text.tolist(), draft.numpy(), confidence.numpy()).tolist()
+    assert int(replaced.sum()) == len(lookup(text.tolist(), draft.numpy(), confidence.numpy()))
