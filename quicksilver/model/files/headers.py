@@ -55,12 +55,14 @@ class FileHeader:
 
 
 def refuse_pickle(path: Path) -> None:
-    """Refuse pickles by suffix and by magic bytes: unpickling can execute code."""
+    """Refuse pickles by suffix and by magic bytes: unpickling can execute code. A safetensors file begins with the
+    length of its header, which can have the same bytes."""
     if path.suffix.lower() in _PICKLE_SUFFIXES:
         raise CheckpointRefused(f"{path.name}: pickled weights are not supported; convert them to safetensors")
     with path.open("rb") as file:
-        magic = file.read(2)
-    if magic in _PICKLE_MAGIC:
+        start = file.read(9)
+    magic, is_safetensors = start[:2], start[4:] == b"\0\0\0\0{"
+    if magic in _PICKLE_MAGIC and not is_safetensors:
         raise CheckpointRefused(f"{path.name}: {_PICKLE_MAGIC[magic]} is not supported; convert it to safetensors")
 
 

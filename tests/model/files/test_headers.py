@@ -98,6 +98,15 @@ def test_pickles_are_refused_by_name_and_by_content(tmp_path: Path, name: str, m
         load_model(tmp_path / name)
 
 
+@pytest.mark.parametrize("length", [0x280, 0x480, 0x4B50])
+def test_a_header_whose_length_has_the_bytes_of_a_pickle_is_read(tmp_path: Path, length: int) -> None:
+    text = json.dumps({"x": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}})
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", length) + text.ljust(length).encode() + bytes(4))
+    assert path.read_bytes()[:2] in (b"\x80\x02", b"\x80\x04", b"PK")
+    assert list(read_safetensors_header(path).entries) == ["x"]
+
+
 def test_a_thousand_mutated_files_are_refused_or_load(tmp_path: Path) -> None:
     save_model(random_model(TINY), tmp_path)
     path = tmp_path / "model.safetensors"
