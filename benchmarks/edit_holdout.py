@@ -1,6 +1,6 @@
 """Next edits of a skill adapter on held-out repositories and on editor scenarios, answered in large batches.
 
-    python -m benchmarks.edit_holdout prepare --base BASE --holdout holdout.jsonl.xz --scenarios edit-scenarios.json --out DIR
+    python -m benchmarks.edit_holdout prepare --base BASE --holdout holdout.jsonl.xz --scenarios edits.json --out DIR
     python -m benchmarks.edit_holdout run DIR --base BASE --skill A.safetensors [B.safetensors ...] [--out results]
 
 `prepare` writes the requests as token ids, so that a GPU machine needs no data. `run` answers them greedily with each

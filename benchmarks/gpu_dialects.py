@@ -290,9 +290,7 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     found = []
     for name in options.cases.split(","):
         found.append(
-            measure(
-                name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny, weights=options.weights
-            )
+            measure(name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny, weights=options.weights)
         )
         print(json.dumps(found[-1]), flush=True)
         if options.device == "cuda":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,11 +95,10 @@ class CanvasRows:
         """Wait for the results, not for what was queued after them. `soft`: the soft embeddings of all rows."""
         self._results_sent.wait()
         count = sum(work.num_proposals for work in works)
-        results = self._host_results[: NUM_RESULTS * count].view(NUM_RESULTS, count).clone()
-        floats = results.view(torch.float32)
-        found = Proposal(
-            results[0].long(), floats[1], floats[2], results[3].bool(), results[4].long(), soft
-        )
+        results = self._host_results[: NUM_RESULTS * count].view(NUM_RESULTS, count).numpy().copy()
+        floats = results.view(np.float32)
+        token_ids, sampled_ids = results[0].astype(np.int64), results[4].astype(np.int64)
+        found = Proposal(token_ids, floats[1], floats[2], results[3] != 0, sampled_ids, soft)
         outcomes, start = list[Outcome | None](), 0
         for work in works:
             at = slice(start, start + work.num_proposals)

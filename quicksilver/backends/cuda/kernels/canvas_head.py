@@ -75,9 +75,7 @@ def _tile_kernel(
     tl.store(at + 5 * plane, tl.sum(tl.where(z == float("-inf"), 0.0, tl.exp(rounded - rounded_top)), 0))
     t = tl.load(temperature + row)
     if t > 0:
-        noise = _gumbel(
-            tl.load(seeds + row)[None], tl.load(positions + row)[None], tl.load(steps + row)[None], v
-        )
+        noise = _gumbel(tl.load(seeds + row)[None], tl.load(positions + row)[None], tl.load(steps + row)[None], v)
         z = z / tl.maximum(t, 1e-5) + tl.reshape(noise, (BLOCK,))
     tl.store(at + 6 * plane, tl.max(z, 0))
     tl.store(at + 7 * plane, (tile * BLOCK + tl.argmax(z, 0)).to(tl.int32).to(tl.float32, bitcast=True))
@@ -104,7 +102,8 @@ def _row_kernel(tiles, results, log_totals, num_tiles, num_rows, BLOCK: tl.const
     tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
     score = tl.load(at + 6 * plane, mask=is_tile, other=float("-inf"))
     best = tl.argmax(score, 0)
-    tl.store(results + 4 * num_rows + row, tl.load(tiles + 7 * plane + best * num_rows + row).to(tl.int32, bitcast=True))
+    sampled = tl.load(tiles + 7 * plane + best * num_rows + row).to(tl.int32, bitcast=True)
+    tl.store(results + 4 * num_rows + row, sampled)
     top = tl.load(at + 4 * plane, mask=is_tile, other=float("-inf"))
     peak = tl.max(top, 0)
     sums = tl.load(at + 5 * plane, mask=is_tile, other=0.0)

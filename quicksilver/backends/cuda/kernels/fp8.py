@@ -25,8 +25,8 @@ class ActivationFormat(Enum):
 
 
 def supports_fp8_activations(config: ModelConfig) -> bool:
-    """Whether all linears have tiles of 64 columns, which fp8 MMA needs, and groups of 128 and 64 columns. Routed experts
-    have inputs in fp16."""
+    """Whether all linears have tiles of 64 columns, which fp8 MMA needs, and groups of 128 and 64 columns. Inputs of
+    routed experts are fp16."""
     if config.moe is not None:
         return False
     widths = (config.dim // 2, config.ffn_dim)

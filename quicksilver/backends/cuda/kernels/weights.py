@@ -124,7 +124,7 @@ def free_matrices(model: Transformer) -> None:
             linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
 
 
-def _linears(layer: Layer) -> list[nn.Module]:
+def _linears(layer: Layer) -> list[nn.Linear]:
     """The linears of a layer; routed experts are not among them."""
     return [layer.qkv, layer.o] if layer.is_sparse else [layer.qkv, layer.o, layer.gate_up, layer.down]
 

@@ -117,9 +117,7 @@ def _attend_kernel(
 
 
 @triton.jit
-def _merge_kernel(
-    out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr
-):
+def _merge_kernel(out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr):
     """One program per row and head: the splits' softmax sums become one output. Vectors of unused rows are zero."""
     vector = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, SPLITS), tl.arange(0, D)
