@@ -26,12 +26,13 @@ from tests.support import (
     linear_checks,
     mask_checks,
     slot_checks,
+    sparse_checks,
     tree_checks,
 )
 
 MODULES = (
     kernel_checks, linear_checks, graph_checks, slot_checks, tree_checks, bias_checks, mask_checks, fp8_checks,
-    int4_checks,
+    int4_checks, sparse_checks,
 )  # fmt: skip
 
 

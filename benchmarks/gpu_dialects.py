@@ -1,12 +1,14 @@
 """Speed of diffusion checkpoints at their real shapes: random weights, a fixed number of steps, one engine.
 
-    python -m benchmarks.gpu_dialects [--cases gemma,gemma-8,llada2,sdar-8b,sdar-4b-128] [--weights fp8] [--out DIR]
+    python -m benchmarks.gpu_dialects [--cases gemma,llada2,sdar-30b-a3b,sdar-8b] [--weights fp8] [--out DIR]
     python -m benchmarks.gpu_dialects --tiny --device cpu
 
 Speed does not depend on the values of weights, except through the experts that rows choose: with random weights these
 are nearly uniform, which is the worst case. The number of steps is fixed, so no figure depends on what a network has
 learned. The roofline counts the bytes of the matrices that a forward reads, with the experts that its rows chose, over
-the copy bandwidth of the same run. `--tiny` has the same code with tiny shapes, to check the script without a GPU.
+the copy bandwidth of the same run. `graph_ms` is the time of one replayed forward of a block's rows with its head on
+the device, without the host; its rows are different tokens. `--tiny` has the same code with tiny shapes, to check the
+script without a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,6 +51,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4,
         "routed_scaling_factor": 2.5, "vocab_size": 157184, "max_position_embeddings": 32768, "rope_theta": 6e5,
         "partial_rotary_factor": 0.5, "block_size": 32, "mask_token_id": 156895,
+    },
+    "sdar-30b-a3b": {
+        **_QWEN3, "model_type": "sdar_moe", "architectures": ["SDARMoeForCausalLM"], "num_hidden_layers": 48,
+        "hidden_size": 2048, "intermediate_size": 6144, "num_key_value_heads": 4, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     },
     "diffusion-gemma": {
         "model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"], "canvas_length": 256,
@@ -88,6 +95,7 @@ CASES = {
     "gemma": Case("diffusion-gemma", 1, 1024, _GEMMA),
     "gemma-8": Case("diffusion-gemma", 8, 1024, _GEMMA),
     "llada2": Case("llada2-mini", 1, 512, _static(6)),
+    "sdar-30b-a3b": Case("sdar-30b-a3b", 1, 256, _static(2)),
     "sdar-8b": Case("sdar-8b", 1, 256, _static(2)),
     "sdar-4b-128": Case("sdar-4b", 128, 128, _static(2)),
 }
@@ -115,27 +123,57 @@ def random_network(config: ModelConfig, device: str, dtype: torch.dtype) -> Tran
 
 
 class ExpertCount:
-    """Distinct experts that the rows of all forwards chose, per layer and forward."""
+    """Distinct experts that the rows of forwards chose, per layer and forward. Forwards of more than `most_rows` rows,
+    which are prompts, are not counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_rows: int) -> None:
+        self.most_rows = most_rows
         self.num_touched = 0
         self.num_calls = 0
 
+    def add(self, chosen: Tensor) -> None:
+        if len(chosen) <= self.most_rows:
+            self.num_touched += len(chosen[chosen >= 0].unique())
+            self.num_calls += 1
+
+    @property
+    def mean(self) -> float:
+        return self.num_touched / max(self.num_calls, 1)
+
     @contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self, *, has_kernels: bool) -> Iterator[None]:
+        """`has_kernels`: forwards run kernel by kernel instead of as captured graphs, so that each can be looked at."""
         choose = SparseFeedForward.choose
 
         def counted(layer: SparseFeedForward, x: Tensor) -> tuple[Tensor, Tensor]:
             chosen, weights = choose(layer, x)
-            self.num_touched += len(chosen.unique())
-            self.num_calls += 1
+            self.add(chosen)
             return chosen, weights
 
         SparseFeedForward.choose = counted  # type: ignore[method-assign]
         try:
-            yield
+            with self._counting_kernels() if has_kernels else nullcontext():
+                yield
         finally:
             SparseFeedForward.choose = choose  # type: ignore[method-assign]
+
+    @contextmanager
+    def _counting_kernels(self) -> Iterator[None]:
+        from quicksilver.backends.cuda.graphs import GraphExecutor
+        from quicksilver.backends.cuda.kernels import network
+
+        run_sparse, replay = network.run_sparse, GraphExecutor.replay
+
+        def counted(x: Tensor, norm: Any, weights: Any, used: Any, workspace: Any) -> None:
+            run_sparse(x, norm, weights, used, workspace)
+            self.add(workspace.router.chosen[:, : weights.router.moe.top_k])
+
+        network.run_sparse = counted
+        GraphExecutor.replay = lambda executor, key, work: work()  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            network.run_sparse, GraphExecutor.replay = run_sparse, replay  # type: ignore[method-assign]
 
 
 def bytes_per_forward(model: Transformer, touched: float, weights: str = "bfloat16") -> float:
@@ -150,6 +188,36 @@ def bytes_per_forward(model: Transformer, touched: float, weights: str = "bfloat
         share = touched / len(parameter) if parameter.dim() == 3 else 1.0
         total += parameter.nbytes * share
     return total
+
+
+def kernel_bytes(weights: Any, touched: float) -> float:
+    """The same for `NetworkWeights`, whose matrices may be quantised."""
+    total = float(weights.head.num_bytes)
+    for layer in weights.layers:
+        total += sum(matrix.num_bytes for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down))
+        if layer.sparse is not None:
+            experts = layer.sparse.routed
+            shared = 0 if layer.sparse.shared is None else layer.sparse.shared.num_bytes
+            total += experts.num_bytes * touched / len(experts.down) + shared + layer.sparse.router.weight.nbytes
+    return total
+
+
+def replayed_forward(executor: Any, num_rows: int, bandwidth: float) -> dict[str, float]:
+    """Time of a forward of `num_rows` rows with its head as graph replays, and its share of the roofline."""
+    from quicksilver.backends.cuda.buffers import bucket_of
+    from quicksilver.backends.cuda.graphs import GraphVariant
+
+    count = bucket_of(num_rows)
+    times = executor.forward_ms()
+    if (count, False) not in times:
+        return {}
+    counts = ExpertCount(count)
+    with counts.counting(has_kernels=True):
+        executor.run_network(count, False, GraphVariant())
+    floor_ms = 1e3 * kernel_bytes(executor.network.weights, counts.mean) / bandwidth
+    graph_ms = times[count, False]
+    share = 100 * floor_ms / graph_ms
+    return {"graph_rows": count, "graph_ms": graph_ms, "graph_experts": counts.mean, "graph_roofline_pct": share}
 
 
 def copy_bandwidth(device: str) -> float:
@@ -243,16 +311,20 @@ def measure(
         )
     model = random_network(config, device, torch.bfloat16 if device == "cuda" else torch.float32)
     model.weight_format = None if weights == "bfloat16" else weights
+    # Canvases of hundreds of rows choose all experts; their kernels are not counted.
     num_experts = float(config.moe.num_experts if config.moe is not None else 0)
     all_bytes = bytes_per_forward(model, num_experts, weights)
     context_len = prompt_len + case.num_tokens + 2 * max(case.decoder.canvas_len, config.dialect.block_len, 16)
     num_pages = case.streams * -(-context_len // 16) + 8
-    rows = max(512, case.streams * (config.dialect.block_len or case.decoder.canvas_len) * 2)
+    own_rows = case.streams * (config.dialect.block_len or case.decoder.canvas_len)
+    rows = max(512, 2 * own_rows)
     settings = EngineConfig(num_pages=num_pages, max_rows=rows, max_running=case.streams, context_len=context_len)
     engine = build_engine(model, name, settings)
-    counts = ExpertCount()
-    with counts.counting():
-        answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)
+    executor = getattr(engine.backend, "executor", None)
+    counts = ExpertCount(2 * own_rows)
+    with counts.counting(has_kernels=executor is not None):
+        answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 128)), prompt_len)
+    answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)  # captures the graphs
     engine.pool.clear_cache()
     _wait(device)
     clock = PhaseClock()
@@ -261,10 +333,12 @@ def measure(
         num_tokens, num_forwards = answer_all(engine, case, prompt_len)
         _wait(device)
         elapsed = time.perf_counter() - start
-    # Kernels choose experts on the device: those count as read by all layers, which hundreds of rows do.
-    touched = counts.num_touched / counts.num_calls if counts.num_calls else num_experts
-    read_bytes = bytes_per_forward(model, touched) if counts.num_calls else all_bytes
-    floor_ms = 1e3 * read_bytes / bandwidth
+    touched = counts.mean if counts.num_calls else num_experts
+    if executor is not None:
+        num_bytes = kernel_bytes(executor.network.weights, touched)
+    else:
+        num_bytes = bytes_per_forward(model, touched, weights) if counts.num_calls else all_bytes
+    floor_ms = 1e3 * num_bytes / bandwidth
     return {
         "case": name, "tokens": num_tokens, "forwards": num_forwards, "seconds": elapsed,
         "tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards, "floor_ms": floor_ms,
@@ -272,6 +346,7 @@ def measure(
         "phase_ms_per_step": {name: round(1e3 * s / num_forwards, 3) for name, s in clock.seconds.items()},
         "backend": type(engine.backend).__name__, "decoder": asdict(case.decoder), "streams": case.streams,
         "weights": weights, **parts_of(engine, case),
+        **(replayed_forward(executor, own_rows, bandwidth) if executor is not None else {}),
     }  # fmt: skip
 
 
@@ -281,7 +356,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--prompt-len", type=int, default=128)
-    parser.add_argument("--weights", default="bfloat16", choices=("bfloat16", "fp8"))
+    parser.add_argument(
+        "--weights", default="bfloat16", choices=("bfloat16", "fp8", "int4"), help="of models that run in graphs"
+    )
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to check the script")
     parser.add_argument("--out", type=Path, help="folder of a dated JSON file")
     options = parser.parse_args(arguments)
@@ -289,9 +366,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     found = []
     for name in options.cases.split(","):
-        found.append(
-            measure(name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny, weights=options.weights)
-        )
+        args = (name, options.device, bandwidth, options.prompt_len)
+        found.append(measure(*args, is_tiny=options.tiny, weights=options.weights))
         print(json.dumps(found[-1]), flush=True)
         if options.device == "cuda":
             torch.cuda.empty_cache()
@@ -299,7 +375,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         options.out.mkdir(parents=True, exist_ok=True)
         device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
         report = {"device": device, "torch": torch.__version__, "bandwidth": bandwidth, "cases": found}
-        name = f"dialects-{datetime.now(UTC):%Y-%m-%d}.json"
+        suffix = "" if options.weights == "bf16" else f"-{options.weights}"
+        name = f"dialects{suffix}-{datetime.now(UTC):%Y-%m-%d}.json"
         (options.out / name).write_text(json.dumps(report, indent=1) + "\n")
     return found
 

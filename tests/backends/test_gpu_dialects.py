@@ -23,7 +23,8 @@ def test_every_case_runs_its_fixed_number_of_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("sdar-4b", 4.4), ("sdar-8b", 8.2), ("llada2-mini", 16.3), ("diffusion-gemma", 25.8)]
+    ("name", "billions"),
+    [("sdar-4b", 4.4), ("sdar-8b", 8.2), ("sdar-30b-a3b", 30.5), ("llada2-mini", 16.3), ("diffusion-gemma", 25.8)],
 )
 def test_the_configs_have_the_published_sizes(name: str, billions: float) -> None:
     assert config_of(name, is_tiny=False).num_params / 1e9 == pytest.approx(billions, rel=0.03)

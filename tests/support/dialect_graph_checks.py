@@ -20,13 +20,12 @@ from tests.support.kernel_checks import here
 from tests.support.mask_checks import Watched, WatchedEager, WatchedExecutor
 from tests.support.staircase import Staircase
 
-# Families whose networks the kernels can run: dense layers, and a context that is cached. Those with a draft adapter
-# on some linears only are refused.
+# Families whose networks the kernels can run: layers of Llama, Qwen or routed experts, and a context that is cached.
+# Those with a draft adapter on some linears only are refused.
 ON_GRAPHS = tuple(
     name
     for name in DISTINCT
-    if tiny_experts(name) is None
-    and tiny_gemma(name) is None
+    if tiny_gemma(name) is None
     and tiny_dialect(name).context is not ContextKind.FULL
     and not tiny_dialect(name).has_draft_seed
 )
@@ -37,8 +36,13 @@ LABELS = ("confidence", "confidence sampled", "edit", "verify", "verify sampled"
 
 
 def dialect_on_graphs(name: str, config: ModelConfig) -> Transformer:
-    """Random weights of `config` with the dialect of a family. The mask token is the last one."""
-    return model_of(replace(config, dialect=tiny_dialect(name, config.vocab_size)), has_adapter=False)
+    """Random weights of `config` with the dialect and the experts of a family, and a layer more for each layer without
+    experts. The mask token is the last one."""
+    config = replace(config, family=name, dialect=tiny_dialect(name, config.vocab_size))
+    if (moe := tiny_experts(name)) is not None:
+        rotary = 0.5 if moe.num_dense else 1.0
+        config = replace(config, moe=moe, num_layers=config.num_layers + moe.num_dense, partial_rotary=rotary)
+    return model_of(config, has_adapter=False)
 
 
 def check_dialect(name: str, config: ModelConfig, max_new_tokens: int) -> None:

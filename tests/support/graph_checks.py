@@ -79,11 +79,12 @@ def check_network(
     kinds: tuple[str, ...] = KINDS,
     most_rows: int = 512,
     graph_rows: int = 512,
+    has_adapter: bool = True,
 ) -> None:
     """Hidden states of a ragged batch, and the cache afterwards, equal those of the eager network. Batches of more than
     `graph_rows` run without a graph."""
     rng = random.Random(seed)
-    model, place = model_of(config, seed), here()
+    model, place = model_of(config, seed, has_adapter=has_adapter), here()
     plan = random_plan(rng, 160, 16, kinds)
     while len(plan.positions) > most_rows:
         plan = random_plan(rng, 160, 16, kinds)
@@ -147,10 +148,10 @@ def check_single_sequence_variant(config: ModelConfig) -> None:
     expect_close(model.norm(found), eager_forward(model, single, cache), tolerance)
 
 
-def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...]) -> None:
+def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...], has_adapter: bool = True) -> None:
     """In batch-invariant mode the rows of a sequence have the same values alone and in a batch, bit-identical on a GPU,
     and those of the eager network."""
-    model, place = model_of(config), here()
+    model, place = model_of(config, has_adapter=has_adapter), here()
     cache = PagedCache.allocate(config, 2 * max(counts), 16, place.device, place.dtype)
     cache.k.normal_()
     cache.v.normal_()

@@ -135,7 +135,10 @@ class GraphExecutor:
         heads = {
             key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and key[2] == greedy
         }
-        bodies = {key[:2]: time_replay(run) for key, run in self._replays.items() if key[2] == GraphVariant()}
+        forwards = {key: run for key, run in self._replays.items() if key[2] == GraphVariant()}
+        for key in forwards:
+            self.row_buffers(int(str(key[0])))[0].mark_used(self.model.config.vocab_size)
+        bodies = {key[:2]: time_replay(run) for key, run in forwards.items()}
         times = {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
         if self.model.canvas is None and self.model.config.dialect.mask_id is not None:
             times |= {(n, True): ms for (n, _), ms in times.items()}  # masks are tokens, without an adapter

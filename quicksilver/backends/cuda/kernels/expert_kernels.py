@@ -49,7 +49,7 @@ def _multiply(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def gate_up_kernel(
     x, w, scale, shared, shared_scale, hidden, records, num_tiles, pairs, capacity, D, F,
     NUM_EXPERTS: tl.constexpr, PLACES: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -87,7 +87,7 @@ def gate_up_kernel(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def down_kernel(
     hidden, w, scale, shared, shared_scale, parts, records, num_tiles, pairs, capacity, D, F,
     NUM_EXPERTS: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -136,7 +136,7 @@ def add_kernel(
     tl.store(out + row.to(tl.int64) * D + column, total.to(out.dtype.element_ty), mask=is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def add_to_stream_kernel(
     parts, chosen, weights, stream, y, squares, gain, D, num_rows, width,
     PLACES: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, INPUT_SCALE: tl.constexpr, PDL: tl.constexpr,

@@ -89,7 +89,7 @@ def cut_lists(counts, records, num_tiles, capacity, num_experts, EXPERTS: tl.con
         tl.store(at + 2, tl.minimum(count, (index + 1) * HEIGHT), mask=is_tile)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_pairs"])
 def _group_kernel(
     chosen, counts, pairs, arrived, records, num_tiles, num_pairs, capacity, num_experts,
     BLOCK: tl.constexpr, EXPERTS: tl.constexpr, HEIGHT: tl.constexpr, PDL: tl.constexpr,

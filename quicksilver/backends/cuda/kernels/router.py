@@ -140,7 +140,7 @@ def _choose(
     add_pairs(counts, pairs, capacity, ids, pair, is_pair & is_used[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity", "num_rows"])
 def _route_kernel(
     x, gain, router, bias, normed, logits, chosen, weights, counts, pairs, arrived, records, num_tiles,
     prefix_end, span_start, span_end, eps, factor, num_rows, D, capacity,
