@@ -256,6 +256,19 @@ class MemoryNeeds:
     spare_pages: int = 0  # pages that each sequence should hold beyond its next forward
 
 
+class AdapterStore(Protocol):
+    """Memory of a device for row adapters, of a fixed size. An adapter is placed before it is used, and dropped when no
+    request uses it. Any thread may call it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Adapters whose bytes sum up to at most this many fit."""
+
+    def place(self, adapter: RowAdapter) -> None: ...
+
+    def drop(self, adapter: RowAdapter) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RoundTokens:
     """The tokens that one round decided, by slot. Slots that were empty when the round was queued hold any values."""
@@ -317,6 +330,10 @@ class Backend(Protocol):
     @property
     def supports_adapters(self) -> bool:
         """Whether sequences may have adapters."""
+
+    @property
+    def adapter_store(self) -> AdapterStore | None:
+        """Where adapters have to be placed; None if a converted adapter needs no other memory."""
 
     def convert_adapter(self, adapter: Adapter) -> RowAdapter:
         """The adapter, which fits the network, in the form that this backend computes. Any thread may call it."""

@@ -20,4 +20,5 @@ class BackendConfig:
     weights: str = "bfloat16"  # as loaded, or what the CUDA backend rounds to: fp8 or int4
     matmul: str = "fastest"  # fastest, or batch_invariant
     cuda_graphs: bool = True  # False runs plain torch on a GPU
+    adapter_bytes: int = 0  # memory on a GPU for adapters that requests name; 0 applies none
     tree_rows: int = -1  # rows of a draft tree: 0, 16 or 32; -1 picks by the size of the network

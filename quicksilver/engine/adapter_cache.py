@@ -16,7 +16,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from quicksilver.adapters import AdapterInfo, AdapterRef
-from quicksilver.backends.base import Backend
+from quicksilver.backends.base import AdapterStore, Backend
 from quicksilver.errors import CheckpointRefused, EngineUnavailable, QuicksilverError
 from quicksilver.hub.adapter_files import find_adapter
 from quicksilver.model.adapters import Adapter, stack_adapters
@@ -57,8 +57,10 @@ class _Entry:
 
 
 class AdapterCache:
-    def __init__(self, load: LoadAdapter, max_bytes: int) -> None:
-        self._load, self._max_bytes = load, max_bytes
+    def __init__(self, load: LoadAdapter, max_bytes: int, store: AdapterStore | None = None) -> None:
+        """`store`: the device's own memory for adapters, whose size then counts instead of `max_bytes`."""
+        self._load, self._store = load, store
+        self._max_bytes = max_bytes if store is None else store.num_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         # The reason of each refusal, by the hash of the adapter and the state of its files.
         self._refused: OrderedDict[tuple[str, FileStates], str] = OrderedDict()
@@ -92,8 +94,16 @@ class AdapterCache:
         adapter = self._load(ref)
         with self._lock:
             self._make_room(adapter.num_bytes)
+        if self._store is not None:
+            self._store.place(adapter)
+        with self._lock:
             entry = self._entries[ref.id] = _Entry(ref, adapter)
             return _lease(entry)
+
+    def _drop(self, adapter_id: str) -> None:
+        entry = self._entries.pop(adapter_id)
+        if self._store is not None:
+            self._store.drop(entry.adapter)
 
     def _check_refused(self, key: tuple[str, FileStates]) -> None:
         """A refused adapter is read again only after its files have changed, so requests for it do not delay others."""
@@ -120,7 +130,7 @@ class AdapterCache:
             entry = self._entries.get(adapter_id)
             if entry is None or len(entry.leases):
                 return False
-            del self._entries[adapter_id]
+            self._drop(adapter_id)
             return True
 
     def list(self) -> tuple[AdapterInfo, ...]:
@@ -150,7 +160,7 @@ class AdapterCache:
         while self.num_bytes + num_bytes > self._max_bytes:
             if not idle:
                 raise EngineUnavailable("the adapters in use fill the memory for adapters; retry shortly")
-            del self._entries[idle.pop(0)]
+            self._drop(idle.pop(0))
 
 
 def file_states(ref: AdapterRef) -> FileStates:

@@ -12,7 +12,14 @@ from quicksilver.backends.choose import kv_dtype, make_backend, memory_needs
 from quicksilver.core import EngineInfo
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
-from quicksilver.engine.config import EngineConfig, plan_decode_rows, plan_pages, plan_prompt_rows, plan_running
+from quicksilver.engine.config import (
+    EngineConfig,
+    fitting_adapter_bytes,
+    plan_decode_rows,
+    plan_pages,
+    plan_prompt_rows,
+    plan_running,
+)
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -32,8 +39,10 @@ def build_engine(
     device, dtype, dialect = model.device, model.dtype, model.config.dialect
     config = for_dialect(config, dialect)
     context_len = config.context_len or model.config.context_len
-    num_pages = _num_pages(model, config, context_len)
     is_cuda = device.type == "cuda"
+    if is_cuda:
+        config = replace(config, adapter_bytes=_adapter_bytes(model, config, context_len))
+    num_pages = _num_pages(model, config, context_len)
     config = replace(config, max_running=plan_running(config, num_pages, is_cuda))
     config = replace(
         config,
@@ -70,7 +79,9 @@ def build_engine(
         warning=STALE_PREFIX if dialect.has_stale_prefix else "",
     )
     network = model.config
-    adapters = AdapterCache(lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes)
+    adapters = AdapterCache(
+        lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes, backend.adapter_store
+    )
     config = replace(config, spare_pages=config.spare_pages or needs.spare_pages)
     return Engine(backend, info, config, constraints, dialect, adapters if backend.supports_adapters else None)
 
@@ -95,9 +106,23 @@ def doubling_context(config: ModelConfig) -> int:
 def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> int:
     if not model.config.dialect.keeps_kv:
         return config.num_pages or 1
-    bytes_per_token = model.config.kv_bytes_per_token(kv_dtype(model).itemsize)
-    full_context = bytes_per_token * (context_len + config.max_canvas_len)
-    return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context, config))
+    full_context = _full_context_bytes(model, config, context_len)
+    free = free_bytes(model.device, full_context, config)
+    # On a GPU the adapters of single requests have memory of their own, which is allocated with the backend.
+    free -= config.adapter_bytes if model.device.type == "cuda" else 0
+    return plan_pages(config, context_len, model.config.kv_bytes_per_token(kv_dtype(model).itemsize), free)
+
+
+def _full_context_bytes(model: Transformer, config: EngineConfig, context_len: int) -> int:
+    return model.config.kv_bytes_per_token(kv_dtype(model).itemsize) * (context_len + config.max_canvas_len)
+
+
+def _adapter_bytes(model: Transformer, config: EngineConfig, context_len: int) -> int:
+    """`adapter_bytes`, at most a sixteenth of the free memory of a GPU, and none where one full context needs it."""
+    full_context = _full_context_bytes(model, config, context_len)
+    free = free_bytes(model.device, full_context, config)
+    needed = full_context if model.config.dialect.keeps_kv and not (config.num_pages or config.kv_bytes) else 0
+    return fitting_adapter_bytes(config.adapter_bytes, free, needed)
 
 
 def free_bytes(device: torch.device, full_context: int, config: EngineConfig) -> int:

@@ -70,7 +70,11 @@ class EngineConfig:
     )
     stale_prefix: bool = setting(False, "LLaDA, Dream: keep the KV of the prompt within a block, which is approximate.")
     logit_rows: int = setting(64, "Rows of logits that exist at the same time in the sampler.")
-    adapter_bytes: int = setting(1 << 30, "Memory for adapters that requests name; the least recently used go first.")
+    adapter_bytes: int = setting(
+        1 << 30,
+        "Memory for adapters that requests name; the least recently used go first. On a GPU it is allocated at the "
+        "start, at most a sixteenth of the free memory; 0 turns adapters off there.",
+    )
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_rows", "max_canvas_len", "logit_rows", "max_score_rows"):
@@ -121,6 +125,7 @@ class EngineConfig:
             matmul=self.matmul,
             cuda_graphs=self.cuda_graphs,
             tree_rows=self.tree_rows,
+            adapter_bytes=self.adapter_bytes,
         )
 
 
@@ -142,6 +147,13 @@ def plan_pages(config: EngineConfig, context_len: int, bytes_per_token: int, fre
             param="kv_bytes" if config.kv_bytes else "context_len",
         )
     return max(usual // page_bytes, needed)
+
+
+def fitting_adapter_bytes(wanted: int, free_bytes: int, context_bytes: int) -> int:
+    """Memory of a GPU for adapters: `wanted`, at most a sixteenth of what is free, and none where the KV of one full
+    context would not fit beside it."""
+    fitting = min(wanted, free_bytes // 16)
+    return fitting if context_bytes <= int((free_bytes - fitting) * LARGEST_SHARE) else 0
 
 
 def plan_running(config: EngineConfig, num_pages: int, is_cuda: bool) -> int:

@@ -5,9 +5,10 @@ Each row has at most one of them. Its numbers do not depend on the other rows of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +26,18 @@ MAX_RANK = 3 * MAX_PEFT_RANK
 Pair = LowRank | LowRankModules
 
 
+class RowPair(Protocol):
+    """What a backend made of a pair."""
+
+    def delta(self, x: Tensor) -> Tensor:
+        """B (A x)"""
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class RowAdapter:
     """One adapter in the form that a backend computes. Compared by identity."""
 
-    layers: Sequence[dict[str, Pair]]  # by layer: some of qkv, o, gu, dn
+    layers: Sequence[Mapping[str, RowPair]]  # by layer: some of qkv, o, gu, dn
     rank: int
     num_bytes: int
     # Embeddings that replace those of the model; ids are sorted. `replaces_head`: the head is tied to the table.

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 from itertools import product
 
 from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.cuda.adapter_table import AdapterTable
 from quicksilver.backends.cuda.buffers import read_proposal
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
@@ -20,7 +21,6 @@ from quicksilver.backends.cuda.persistent_batch import CudaPersistentBatch
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost, TimedRound
-from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import Adapter
 from quicksilver.model.row_adapters import RowAdapter
 
@@ -31,8 +31,6 @@ CANVAS_ROUNDS_AHEAD, SINGLE_TOKEN_ROUNDS_AHEAD = 2, 3
 
 class CudaBackend:
     round_cost: RoundCost | None = None
-    # The kernels cannot apply row adapters, and a captured graph cannot take other matrices.
-    supports_adapters = False
 
     def __init__(self, executor: GraphExecutor) -> None:
         self.executor, self.model, self.cache = executor, executor.model, executor.cache
@@ -70,12 +68,16 @@ class CudaBackend:
         slots = self.persistent.measure() if self.persistent is not None else ()
         self.round_cost = RoundCost(self.executor.forward_ms(), rounds, slots)
 
+    @property
+    def supports_adapters(self) -> bool:
+        return self.executor.supports_adapters
+
+    @property
+    def adapter_store(self) -> AdapterTable | None:
+        return self.executor.adapter_store
+
     def convert_adapter(self, adapter: Adapter) -> RowAdapter:
-        raise InvalidRequest(
-            "the CUDA kernels cannot apply adapters to single requests; start with --no-cuda-graphs, or merge the "
-            "adapter with --adapter PATH",
-            param="model",
-        )
+        return self.executor.convert_adapter(adapter)
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward, from the rounds in flight if they match; the contract of `Backend.run`."""

@@ -21,6 +21,8 @@ from quicksilver.core import DecodeParams
 from quicksilver.diffusion.sample import Proposal, ProposalTensors
 
 SMALLEST_BUCKET = 16
+# Row counts of forwards without a graph are multiples of it.
+PROMPT_ROW_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class GraphLimits:
     scheme: str = "bfloat16"
     matmul_mode: MatmulMode = MatmulMode.FASTEST
     prompt_rows: int = 0  # of a forward without a graph; 0 runs none
+    adapter_bytes: int = 0  # of row adapters; 0 applies none
 
 
 def bucket_of(count: int) -> int:

@@ -22,8 +22,9 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
     """Captures its graphs before it returns; the first start on a machine also compiles the kernels."""
     mode = MatmulMode(config.matmul)
     limits = GraphLimits(
-        config.max_rows, config.max_sequences, config.context_len, config.weights, mode, config.prompt_rows
-    )
+        config.max_rows, config.max_sequences, config.context_len, config.weights, mode, config.prompt_rows,
+        config.adapter_bytes,
+    )  # fmt: skip
     executor = GraphExecutor(model, cache, config.logit_rows, limits)
     executor.free_matrices()
     executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))

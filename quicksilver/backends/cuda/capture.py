@@ -15,7 +15,7 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callab
     """Capture `work` as a CUDA graph after two warm-up runs. Without CUDA it stays a plain call.
 
     The warm-up runs have their effects, so `work` must be safe to repeat on any buffer contents. Graphs of one pool
-    share scratch memory, so they must not run at the same time.
+    share scratch memory, so they must not run at the same time. Other threads may copy to the device meanwhile.
     """
     if device.type != "cuda":
         return work
@@ -26,7 +26,7 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callab
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with without_collection(), torch.cuda.graph(graph, pool=pool):
+    with without_collection(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()
     return graph.replay
 

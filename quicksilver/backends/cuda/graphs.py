@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
 
@@ -19,8 +19,11 @@ from torch import Tensor
 
 from quicksilver.backends.base import Outcome, PersistentBatch, Work
 from quicksilver.backends.batch import Batch, build_batch
+from quicksilver.backends.cuda.adapter_buffers import AdapterBuffers
+from quicksilver.backends.cuda.adapter_table import AdapterTable
 from quicksilver.backends.cuda.bitmask_table import BitmaskTable
 from quicksilver.backends.cuda.buffers import (
+    PROMPT_ROW_STEP,
     GraphLimits,
     HeadBuffers,
     RowBuffers,
@@ -45,21 +48,22 @@ from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.errors import RowFailed
+from quicksilver.errors import InvalidRequest, RowFailed
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.lowrank import Adapter
+from quicksilver.model.row_adapters import RowAdapter
 from quicksilver.model.transformer import Transformer
-
-# Row counts of forwards without a graph are multiples of it.
-PROMPT_ROW_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class GraphVariant:
     """A bucket of <= 32 rows has three graphs: decode, decode of one sequence (smaller attention grid), and with a
-    prompt (64-row kernels). Larger buckets have one."""
+    prompt (64-row kernels). Larger buckets have one. With row adapters every bucket has one more, which runs the
+    kernels of batches with a prompt."""
 
     has_prompt: bool = False
     is_single: bool = False
+    has_adapters: bool = False
 
 
 class GraphExecutor:
@@ -82,6 +86,7 @@ class GraphExecutor:
         shape = (limits.max_segments, max_pages)
         self._host_pages = torch.zeros(shape, dtype=torch.int32, pin_memory=uses_pinned_memory())
         self.pages = self._host_pages.to(self.device)
+        self.adapters = AdapterBuffers.for_network(self.network, limits, model.device)
         self._bitmasks = BitmaskTable(len(self._x), model.config.vocab_size, self.device)
         self._sent = StreamMarker(self.device)
         self.has_matrices = True  # False after `free_matrices`
@@ -104,6 +109,23 @@ class GraphExecutor:
             return with_prompt_lookup(works, self._split_heads(batch, works, is_rare, x))
         return with_prompt_lookup(works, self._fused_head(batch, torch.arange(len(batch.proposing)), works))
 
+    @property
+    def supports_adapters(self) -> bool:
+        return self.adapters is not None
+
+    @property
+    def adapter_store(self) -> AdapterTable | None:
+        return None if self.adapters is None else self.adapters.table
+
+    def convert_adapter(self, adapter: Adapter) -> RowAdapter:
+        if self.adapters is None:
+            raise InvalidRequest(
+                "this server has no memory for adapters of single requests; set adapter_bytes, or merge the adapter "
+                "with --adapter PATH",
+                param="model",
+            )
+        return self.adapters.table.convert(adapter)
+
     def free_matrices(self) -> None:
         """Drop the 16-bit matrices of which the kernels hold quantised copies. Batches that exceed the buffers are
         refused from now on."""
@@ -121,6 +143,9 @@ class GraphExecutor:
             for variant in (variants if self.network.is_layer_fused(count) else variants[:1])
             for is_gated in adapters
         ]
+        if self.adapters is not None:
+            buckets = sorted({bucket_of(count) for count in row_counts})
+            forwards += [(count, is_gated, self._adapter_variant(count)) for count in buckets for is_gated in adapters]
         for key in counted("capturing forwards", forwards):
             self.graph(key, partial(self.run_network, *key))
         counts = sorted({bucket_of(count) for count in proposal_counts})
@@ -154,6 +179,8 @@ class GraphExecutor:
         self._sent.wait()
         buffers.fill(batch, self.network.attention_shape(count).tile_rows)
         self._sent.record()
+        if self.adapters is not None and variant.has_adapters:
+            self.adapters.fill(batch.row_adapters, count)
         self.replay(key, lambda: self.run_network(*key))
         return workspace.x
 
@@ -169,7 +196,11 @@ class GraphExecutor:
         buffers = self._prompt_rows[count]
         self._sent.wait()
         buffers.fill(batch, tile_rows)
-        x = self.network.run(buffers.inputs, self.network.workspace(count), self._is_gated(batch))
+        inputs = buffers.inputs
+        if self.adapters is not None and batch.row_adapters:
+            self.adapters.fill(batch.row_adapters, count)
+            inputs = replace(inputs, adapters=self.adapters.rows(count))
+        x = self.network.run(inputs, self.network.workspace(count), self._is_gated(batch))
         self._x[: len(batch.proposing)] = x[batch.proposing.to(self.device, non_blocking=True)]
         self._sent.record()
         return x
@@ -177,12 +208,17 @@ class GraphExecutor:
     def key_of(self, batch: Batch) -> tuple[int, bool, GraphVariant]:
         """The forward graph of a batch: its bucket, whether canvas rows use the adapter, and the variant."""
         count = bucket_of(len(batch.token_ids))
+        if batch.row_adapters:
+            return count, self._is_gated(batch), self._adapter_variant(count)
         if not self.network.is_layer_fused(count):
             return count, self._is_gated(batch), GraphVariant()
         tile_rows, segments = self.network.attention_shape(count).tile_rows, batch.plan.segments
         num_tiles = sum(-(-(segment.row_end - segment.row_start) // tile_rows) for segment in segments)
         is_single = not batch.has_prompt and num_tiles <= self._single_tiles(count)
         return count, self._is_gated(batch), GraphVariant(batch.has_prompt, is_single)
+
+    def _adapter_variant(self, count: int) -> GraphVariant:
+        return GraphVariant(has_prompt=self.network.is_layer_fused(count), has_adapters=True)
 
     def _is_gated(self, batch: Batch) -> bool:
         """Diffusion checkpoints have canvas rows and no canvas adapter."""
@@ -192,6 +228,8 @@ class GraphExecutor:
         """The work of a forward graph."""
         buffers, workspace = self.row_buffers(count, variant.has_prompt)
         inputs = buffers.first_tiles(self._single_tiles(count)) if variant.is_single else buffers.inputs
+        if self.adapters is not None and variant.has_adapters:
+            inputs = replace(inputs, adapters=self.adapters.rows(count))
         self.network.run(inputs, workspace, is_gated)
 
     def run_head(self, head: HeadBuffers, options: SamplingOptions) -> None:

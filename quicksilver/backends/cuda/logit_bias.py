@@ -54,8 +54,10 @@ def options_of(works: Iterable[Work]) -> SamplingOptions:
 
 
 def fits_rounds(work: Work) -> bool:
-    """Whether device-side rounds can serve `work`: the fused head can, and there is no grammar."""
-    return work.sequence.constraint is None and fits_fused_head(work.sequence)
+    """Whether device-side rounds can serve `work`: the fused head can, and there is neither a grammar nor an
+    adapter."""
+    sequence = work.sequence
+    return sequence.constraint is None and sequence.adapter is None and fits_fused_head(sequence)
 
 
 def fits_fused_head(sequence: Sequence) -> bool:

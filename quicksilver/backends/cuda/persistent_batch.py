@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from quicksilver.backends.base import RoundTokens, Sequence
+from quicksilver.backends.cuda.adapter_buffers import send_tiles
 from quicksilver.backends.cuda.buffers import SMALLEST_BUCKET, StreamMarker, bucket_of
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
@@ -31,6 +32,8 @@ from quicksilver.backends.round_cost import TimedRound
 MAX_QUEUED = 4
 # Cached tokens that rounds are timed with.
 TIMED_CONTEXT = 256
+# Rounds with adapters have one graph of each size, which serves all sampling options of slots.
+ADAPTER_OPTIONS = SamplingOptions(is_sampled=True, is_biased=True)
 
 
 class SlotState:
@@ -93,18 +96,20 @@ class SlotGraph:
         host_pages = torch.zeros(0, dtype=torch.int32)
         self.forward = RoundForward(executor, RoundShape(num_slots, 1), (host_pages, self.pages))
         self.results = torch.zeros(4, self.forward.num_heads, dtype=torch.int32, device=device)
-        self._replays: dict[SamplingOptions, Callable[[], None]] = {}
+        self.adapters = executor.adapters.new_rows(num_slots) if executor.adapters is not None else None
+        self._replays: dict[tuple[SamplingOptions, bool], Callable[[], None]] = {}
 
-    def prepare(self, options: SamplingOptions) -> Callable[[], None]:
+    def prepare(self, options: SamplingOptions, has_adapters: bool = False) -> Callable[[], None]:
         """The replay of these options. Captured while all slots are empty: a capture runs the round."""
-        if options not in self._replays:
-            self._replays[options] = capture(partial(self._round, options), self.executor.device, self.executor.pool)
-        return self._replays[options]
+        key = (options, has_adapters)
+        if key not in self._replays:
+            self._replays[key] = capture(partial(self._round, *key), self.executor.device, self.executor.pool)
+        return self._replays[key]
 
-    def _round(self, options: SamplingOptions) -> None:
+    def _round(self, options: SamplingOptions, has_adapters: bool) -> None:
         rows, head = self.forward.rows, self.forward.head
         write_rows(self.state, rows.device, head.ints[1], self.pages, self.executor.cache.page_size, is_draft=True)
-        self.forward.run(False, options, self.results)
+        self.forward.run(False, options, self.results, adapters=self.adapters if has_adapters else None)
         store_draft(self.state, self.results)
 
 
@@ -115,6 +120,9 @@ class CudaPersistentBatch:
         self.slots = SlotState(self.num_slots, executor.pages.shape[1], executor.device)
         self.graphs: dict[int, SlotGraph] = {}
         self._sequences: dict[int, Sequence] = {}
+        # By slot: the place of its adapter in the table, -1 for none; and the size of the graph that has these.
+        self._adapters = np.full(self.num_slots, -1, dtype=np.int32)
+        self._adapters_sent_for = 0
         self._unwritten: set[int] = set()  # slots whose sampling parameters the current graph does not hold
         self._written_for: tuple[int, SamplingOptions] | None = None
         self._sent = StreamMarker(executor.device)
@@ -133,8 +141,11 @@ class CudaPersistentBatch:
         sizes = [self.num_slots]
         while sizes[-1] // 2 >= SMALLEST_BUCKET:
             sizes.append(sizes[-1] // 2)
-        for size, options in counted("capturing slots", list(product(sizes, UNMASKED_OPTIONS))):
-            self.graph(size).prepare(options)
+        variants = [(size, options, False) for size, options in product(sizes, UNMASKED_OPTIONS)]
+        if self.executor.adapters is not None:
+            variants += [(size, ADAPTER_OPTIONS, True) for size in sizes]
+        for size, options, has_adapters in counted("capturing slots", variants):
+            self.graph(size).prepare(options, has_adapters)
 
     def measure(self) -> tuple[TimedRound, ...]:
         """The time of a round by size, with every slot after `TIMED_CONTEXT` tokens. Writes into the first pages."""
@@ -163,20 +174,31 @@ class CudaPersistentBatch:
         self.slots.set(slot, sequence.tokens[-1], len(sequence.tokens) - 1)
         self.slots.forget_pages(slot)
         self.slots.set_pages(slot, 0, sequence.pages)
+        if self.executor.adapters is not None:
+            self._set_adapter(slot, self.executor.adapters.table.slot_of(sequence.adapter))
 
     def leave(self, slot: int) -> None:
         del self._sequences[slot]
         self.slots.set(slot, -1, -1)
+        self._set_adapter(slot, -1)
+
+    def _set_adapter(self, slot: int, place: int) -> None:
+        if self._adapters[slot] != place:
+            self._adapters[slot], self._adapters_sent_for = place, 0
 
     def extend_pages(self, slot: int, first: int, pages: list[int]) -> None:
         self.slots.set_pages(slot, first, pages)
 
     def launch(self, num_slots: int) -> None:
         graph = self.graph(bucket_of(num_slots))
-        options = self._options()
+        has_adapters = bool((self._adapters >= 0).any())
+        options = ADAPTER_OPTIONS if has_adapters else self._options()
         self._write_params(graph, options)
         self.slots.send()
-        graph.prepare(options)()
+        if graph.adapters is not None and has_adapters and self._adapters_sent_for != graph.num_slots:
+            send_tiles(graph.adapters, self._adapters[: graph.num_slots])
+            self._adapters_sent_for = graph.num_slots
+        graph.prepare(options, has_adapters)()
         host = self._hosts[self._turn][: graph.results.numel()].view_as(graph.results)
         host.copy_(graph.results, non_blocking=True)
         self._markers[self._turn].record()

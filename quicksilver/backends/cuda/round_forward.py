@@ -6,6 +6,8 @@ other. The row contents are written on the device (`round_kernels.py`, `trees.py
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,8 +15,10 @@ from torch import Tensor
 
 from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, bucket_of
 from quicksilver.backends.cuda.inflight import RoundShape
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
+from quicksilver.backends.cuda.kernels.workspace import Workspace
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.trees import tree_slot_table
 from quicksilver.core import DecodeParams
@@ -40,6 +44,11 @@ class RoundForward:
         # Per sequence: the parameters that were written last.
         self._written: dict[int, tuple[object, ...]] = {}
 
+    @cached_property
+    def adapter_workspace(self) -> Workspace:
+        """Of forwards with row adapters, which do not take the layer-fused path."""
+        return self.network.workspace(self.num_rows, has_prompt=True)
+
     def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
         """Attention tiles: the rows of each sequence, and for trees also one tile per row."""
         shape = self.shape
@@ -57,8 +66,17 @@ class RoundForward:
         self._written[b] = written
         self.head.write_params(self.shape.rows_of(b), params, options)
 
-    def run(self, is_gated: bool, options: SamplingOptions, results: Tensor, runners_up: Tensor | None = None) -> None:
-        """The network and its head. `results` (4, rows) receives the proposals."""
-        x, weights = self.network.run(self.rows.inputs, self.workspace, is_gated), self.network.weights
+    def run(
+        self,
+        is_gated: bool,
+        options: SamplingOptions,
+        results: Tensor,
+        runners_up: Tensor | None = None,
+        adapters: AdapterRows | None = None,
+    ) -> None:
+        """The network and its head. `results` (4, rows) receives the proposals. `adapters`: those of the rows."""
+        inputs = self.rows.inputs if adapters is None else replace(self.rows.inputs, adapters=adapters)
+        own = self.workspace if adapters is None else self.adapter_workspace
+        x, weights = self.network.run(inputs, own, is_gated), self.network.weights
         workspace = self.head.workspace.with_results(results, runners_up)
         propose_rows(x, weights.norm, weights.head, self.head.rows(options), workspace)

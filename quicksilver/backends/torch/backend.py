@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Outcome, PersistentBatch, Sequence, Work
+from quicksilver.backends.base import AdapterStore, Outcome, PersistentBatch, Sequence, Work
 from quicksilver.backends.batch import Batch, build_batch, write_masks
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.core import DecoderName, MaskTask, TokenConstraint, TokenLogprob
@@ -41,6 +41,7 @@ from quicksilver.model.transformer import Transformer
 class TorchBackend:
     round_cost: RoundCost | None = None  # set by subclasses that measure their forwards
     persistent: PersistentBatch | None = None
+    adapter_store: AdapterStore | None = None
 
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         self.model = model

@@ -76,6 +76,16 @@ def _add_adapter(
 
 
 @triton.jit
+def _add_terms(a, b_, first, second, m, scale, terms, width, SCALE: tl.constexpr):
+    """Add the terms of the row adapters, (rows, width) fp32, to the sums of the first split."""
+    at = terms + m[None, :] * width
+    c, d = tl.load(at + first[:, None]), tl.load(at + second[:, None])
+    if SCALE:
+        c, d = c / tl.load(scale + first)[:, None], d / tl.load(scale + second)[:, None]
+    return a + c, b_ + d
+
+
+@triton.jit
 def _output_scale(scale, FP8: tl.constexpr):
     """An output's scale divided by the scale of its input."""
     return (tl.load(scale) / (1.0 if FP8 else _INPUT_SCALE))[:, None]
@@ -119,13 +129,13 @@ def _finish_qkv(
 
 @triton.jit
 def qkv_kernel(
-    x, steps, w, out, sums, arrived, squares, bias, scale, ax, b, a, gate, ready, ax_depth, tiles,
+    x, steps, w, out, sums, arrived, squares, bias, scale, ax, b, a, gate, ready, ax_depth, terms, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     AX_SPLITS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
     LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    ROTARY: tl.constexpr, PDL: tl.constexpr,
+    ROTARY: tl.constexpr, TERMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -159,6 +169,11 @@ def qkv_kernel(
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             left, right = _add_adapter(left, right, first, second, m, scale, ax, b, ready, SCALE, RANK)
+    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            left, right = _add_terms(
+                left, right, first, second, m, scale, terms, (HEADS + 2 * KV_HEADS) * (2 * BLOCK_N), SCALE
+            )
     if SPLITS == 1:
         _finish_qkv(
             left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
@@ -214,12 +229,12 @@ def _finish_swiglu(
 
 @triton.jit
 def swiglu_kernel(
-    x, steps, w, out, out_steps, sums, arrived, squares, scale, ax, b, a, gate_of, ready, ax_depth, tiles,
-    eps, K, N, depth,
+    x, steps, w, out, out_steps, sums, arrived, squares, scale, ax, b, a, gate_of, ready, ax_depth, terms,
+    tiles, eps, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, AX_SPLITS: tl.constexpr,
     RANK: tl.constexpr, LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr,
-    GROUPS: tl.constexpr, PDL: tl.constexpr,
+    GROUPS: tl.constexpr, TERMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
@@ -244,6 +259,9 @@ def swiglu_kernel(
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             gate, up = _add_adapter(gate, up, first, second, m, scale, ax, b, ready, SCALE, RANK)
+    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            gate, up = _add_terms(gate, up, first, second, m, scale, terms, 2 * N, SCALE)
     if SPLITS == 1:
         _finish_swiglu(
             gate, up, tile, n, m, first, second, out, out_steps, squares, scale, eps, K, N, ROWS, TILES, SCALE, FP8
@@ -265,11 +283,11 @@ def swiglu_kernel(
 @triton.jit
 def add_kernel(
     x, steps, w, stream, y, y_steps, sums, arrived, squares, gain, scale, ax, b, a_low, gate, ready, ax_depth,
-    tiles, K, N, depth,
+    terms, tiles, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, AX_SPLITS: tl.constexpr, RANK: tl.constexpr,
     LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
+    TERMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """stream += W x in place; also store the sum times the next norm's gain, and its sums of squares."""
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
@@ -294,6 +312,9 @@ def add_kernel(
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_adapter(a, c, first, second, m, scale, ax, b, ready, SCALE, RANK)
+    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            a, c = _add_terms(a, c, first, second, m, scale, terms, N, SCALE)
     if SPLITS == 1:
         _finish_add(
             a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE, FP8

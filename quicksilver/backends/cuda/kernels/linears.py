@@ -99,12 +99,14 @@ class NormInput:
 
 @dataclass(frozen=True, slots=True)
 class LinearExtras:
-    """Further arguments of a linear: buffers of its split-K sums, the adapter's term, and the fp32 scales (groups,
-    rows) of `linear_add`'s fp8 input or `linear_swiglu`'s fp8 output."""
+    """Further arguments of a linear: buffers of its split-K sums, the canvas adapter's term, the fp32 scales (groups,
+    rows) of `linear_add`'s fp8 input or `linear_swiglu`'s fp8 output, and the terms of the row adapters, (rows, out)
+    fp32. All terms are those of the input as it is given, before a norm's division."""
 
     partials: PartialSums
     term: LowRankTerm | None = None
     steps: Tensor | None = None
+    row_terms: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ def linear_qkv(
     qkv_kernel[(_ax_programs(term) + programs,)](
         x.y, _steps(x.steps, weight, x.y), weight.w, out, partials.sums, partials.arrived, x.squares,
         _or_placeholder(weight.bias, x.y), _or_placeholder(weight.scale, x.y),
-        *_adapter_args(term, x.y), num_all, *epilogue.caches, epilogue.angles, epilogue.where.positions,
+        *_adapter_args(extras, x.y), num_all, *epilogue.caches, epilogue.angles, epilogue.where.positions,
         epilogue.where.slots, *gains, norm.eps, epilogue.norms.eps if epilogue.norms else 0.0, k, tiling.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
         NORM=epilogue.norms is not None, ROTARY=epilogue.rotary_dim or head_dim,
@@ -149,7 +151,7 @@ def linear_swiglu(x: NormInput, norm: Norm, weight: Weight, out: Tensor, extras:
     swiglu_kernel[(_ax_programs(term) + programs,)](
         x.y, _steps(x.steps, weight, x.y), weight.w, out, _or_placeholder(extras.steps, x.y), partials.sums,
         partials.arrived, x.squares,
-        _or_placeholder(weight.scale, x.y), *_adapter_args(term, x.y), n // block_n, norm.eps, k, n, tiling.depth,
+        _or_placeholder(weight.scale, x.y), *_adapter_args(extras, x.y), n // block_n, norm.eps, k, n, tiling.depth,
         TILES=x.squares.shape[0],
         **_shape(tiling, rows, n // block_n, weight), **_adapter_shape(weight, extras), **pdl_options(),
     )  # fmt: skip
@@ -169,7 +171,7 @@ def linear_add(
         x, _steps(extras.steps, weight, x), weight.w, stream, scaled.y, _or_placeholder(scaled.steps, x),
         partials.sums, partials.arrived,
         scaled.squares, norm.gain, _or_placeholder(weight.scale, x),
-        *_adapter_args(term, x), n // (2 * block_n), k, n, tiling.depth,
+        *_adapter_args(extras, x), n // (2 * block_n), k, n, tiling.depth,
         **_shape(tiling, rows, n // (2 * block_n), weight), **_adapter_shape(weight, extras), **pdl_options(),
     )  # fmt: skip
     return stream
@@ -247,15 +249,19 @@ def _ax_programs(term: LowRankTerm | None) -> int:
     return term.num_ctas if term else 0
 
 
-def _adapter_args(term: LowRankTerm | None, other: Tensor) -> tuple[Tensor | int, ...]:
-    """low, b, a, gate, ready, and the K range of one program of A x; placeholders without a term."""
+def _adapter_args(extras: LinearExtras, other: Tensor) -> tuple[Tensor | int, ...]:
+    """low, b, a, gate, ready, the K range of one program of A x, and the row terms; placeholders for what is None."""
+    term, row_terms = extras.term, _or_placeholder(extras.row_terms, other)
     if term is None:
-        return (other,) * 5 + (0,)
+        return (*(other,) * 5, 0, row_terms)
     depth = triton.cdiv(triton.cdiv(term.a.shape[1], term.num_parts), 64) * 64
-    return term.ax, term.b, term.a, term.gate, term.ready, depth
+    return term.ax, term.b, term.a, term.gate, term.ready, depth, row_terms
 
 
 def _adapter_shape(weight: Weight, extras: LinearExtras) -> dict[str, int | bool]:
     term = extras.term
     splits, rank = (term.num_parts, term.b.shape[1]) if term else (1, 0)
-    return {"AX_SPLITS": splits, "RANK": rank, "SCALE": weight.scale is not None, "PREFETCHES": weight.w.is_cuda}
+    return {
+        "AX_SPLITS": splits, "RANK": rank, "SCALE": weight.scale is not None, "PREFETCHES": weight.w.is_cuda,
+        "TERMS": extras.row_terms is not None,
+    }  # fmt: skip

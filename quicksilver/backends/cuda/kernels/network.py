@@ -3,13 +3,16 @@
 Three paths by the number of rows: two launches per layer up to 32 rows if GPU and shape allow (`layer_fused.py`), six
 launches per layer up to 64, cuBLAS for more.
 
-The layer-fused path (up to 32 rows) and the six-launch path (up to 64) are batch-invariant.
+The layer-fused path (up to 32 rows) and the six-launch path (up to 64) are batch-invariant. Forwards with row adapters
+(`RowInputs.adapters`) take the six-launch path or cuBLAS, with two more launches for each linear.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -187,14 +190,15 @@ class CudaNetwork:
                 chunk.ready.zero_()
             scaled = chunk.scaled
             scale_rows(chunk.x, layers[0].attn_norm.gain, scaled.y, scaled.squares, chunk.input_scale, scaled.steps)
+        chunk_rows = len(chunks[0][1].x)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, next_norm in enumerate(next_norms):
             has_term = is_gated and bool(layers[index].canvas)
-            for part, chunk in chunks:
-                self._small_qkv(index, part, chunk, has_term)
-            attended = self._small_attend(index, rows, workspace).split(len(chunks[0][1].x))
-            for (part, chunk), seen in zip(chunks, attended, strict=True):
-                self._small_rest(index, next_norm, (part, seen), chunk, has_term)
+            terms = _row_terms(rows, index, "qkv", workspace.scaled.y, workspace.scaled.steps, chunk_rows)
+            for (part, chunk), term in zip(chunks, terms, strict=False):
+                self._small_qkv(index, part, chunk, has_term, term)
+            attended = self._small_attend(index, rows, workspace)
+            self._small_rest(index, next_norm, (rows, workspace, attended), chunks, has_term)
             if layers[index].sparse is not None:
                 self._run_experts(index, rows, workspace)
                 for number, (_, chunk) in enumerate(chunks):
@@ -223,9 +227,12 @@ class CudaNetwork:
         pair, ready = self.weights.layers[index].canvas[name], workspace.ready[index, list(workspace.ax).index(name)]
         return LowRankTerm(pair.a, pair.b, workspace.ax[name], rows.gate, ready)
 
-    def _small_qkv(self, index: int, rows: RowInputs, workspace: Workspace, is_gated: bool) -> None:
+    def _small_qkv(
+        self, index: int, rows: RowInputs, workspace: Workspace, is_gated: bool, row_terms: Tensor | None = None
+    ) -> None:
         layer, caches = self.weights.layers[index], (self.cache.k[index], self.cache.v[index])
-        extras = LinearExtras(workspace.partials, self._adapter_term(index, "qkv", rows, workspace, is_gated))
+        term = self._adapter_term(index, "qkv", rows, workspace, is_gated)
+        extras = LinearExtras(workspace.partials, term, row_terms=row_terms)
         qkv = workspace.qkv.view(len(workspace.qkv), -1, self.config.head_dim)
         epilogue = QkvEpilogue(rows.where, self.angles, caches, layer.head_norms, self.config.rotary_dim)
         linear_qkv(workspace.scaled, layer.attn_norm, layer.qkv, qkv, epilogue, extras)
@@ -236,19 +243,34 @@ class CudaNetwork:
         return attend_paged(qkv, caches, rows.tables, self.attention_shape(len(qkv)), workspace.attend, merges)
 
     def _small_rest(
-        self, index: int, next_norm: Norm, given: tuple[RowInputs, Tensor], workspace: Workspace, is_gated: bool
+        self,
+        index: int,
+        next_norm: Norm,
+        whole: tuple[RowInputs, Workspace, Tensor],
+        chunks: list[tuple[RowInputs, Workspace]],
+        is_gated: bool,
     ) -> None:
-        """A layer after its attention, without routed experts; `given` are the rows and the output of attention."""
-        (rows, attended), layer, scaled = given, self.weights.layers[index], workspace.scaled
+        """A layer after its attention, without routed experts. The output of attention is part of `whole`: the rows of
+        all chunks together."""
+        (rows, workspace, attended), layer = whole, self.weights.layers[index]
 
-        def extras(name: str, steps: Tensor | None) -> LinearExtras:
-            return LinearExtras(workspace.partials, self._adapter_term(index, name, rows, workspace, is_gated), steps)
+        def inputs(name: str, x: Tensor, steps: Tensor | None) -> Iterator[tuple[Workspace, Tensor, LinearExtras]]:
+            """Each chunk with its part of x and its extras; `steps` are the scales of an fp8 x."""
+            size = len(chunks[0][1].x)
+            terms = _row_terms(rows, index, name, x, steps, size)
+            for (part, chunk), own, term in zip(chunks, x.split(size), terms, strict=False):
+                low_rank = self._adapter_term(index, name, part, chunk, is_gated)
+                yield chunk, own, LinearExtras(chunk.partials, low_rank, steps, term)
 
-        linear_add(attended, layer.o, workspace.x, (layer.ffn_norm, scaled), extras("o", workspace.attend.steps))
+        for chunk, seen, extras in inputs("o", attended, workspace.attend.steps):
+            linear_add(seen, layer.o, chunk.x, (layer.ffn_norm, chunk.scaled), extras)
         if layer.sparse is not None:
             return
-        linear_swiglu(scaled, layer.ffn_norm, layer.gate_up, workspace.ffn, extras("gu", workspace.ffn_steps))
-        linear_add(workspace.ffn, layer.down, workspace.x, (next_norm, scaled), extras("dn", workspace.ffn_steps))
+        for chunk, _, extras in inputs("gu", workspace.scaled.y, workspace.scaled.steps):
+            extras = replace(extras, steps=chunk.ffn_steps)
+            linear_swiglu(chunk.scaled, layer.ffn_norm, layer.gate_up, chunk.ffn, extras)
+        for chunk, hidden, extras in inputs("dn", workspace.ffn, workspace.ffn_steps):
+            linear_add(hidden, layer.down, chunk.x, (next_norm, chunk.scaled), extras)
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, workspace: Workspace) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
@@ -262,20 +284,36 @@ class CudaNetwork:
     ) -> None:
         pairs = layer.canvas if is_gated else {}
         gate = rows.gate[:, None].to(workspace.x.dtype) if is_gated else None
+
+        def adapted(name: str, source: Tensor, y: Tensor) -> Tensor:
+            """y plus the terms of all adapters, in place."""
+            _add_adapter(y, source, pairs.get(name), gate)
+            if rows.adapters is not None:
+                rows.adapters.add(index, name, source, y)
+            return y
+
         x, norm = workspace.x, layer.attn_norm
         normed = norm_rows(x, norm.gain, norm.eps, torch.empty_like(x))
-        qkv = _add_adapter(_linear(normed, layer.qkv), normed, pairs.get("qkv"), gate)
+        qkv = adapted("qkv", normed, _linear(normed, layer.qkv))
         attended = self._attend(index, qkv, rows, workspace)
-        _add_adapter(_add_linear(x, attended, layer.o), attended, pairs.get("o"), gate)
+        adapted("o", attended, _add_linear(x, attended, layer.o))
         if layer.sparse is not None:
             self._run_experts(index, rows, workspace)
             add_sparse(_experts_of(workspace), 0, x)
             return
         norm = layer.ffn_norm
         norm_rows(x, norm.gain, norm.eps, normed)
-        gate_up = _add_adapter(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
-        ffn = swiglu_rows(gate_up, workspace.ffn)
-        _add_adapter(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
+        ffn = swiglu_rows(adapted("gu", normed, _linear(normed, layer.gate_up)), workspace.ffn)
+        adapted("dn", ffn, _add_linear(x, ffn, layer.down))
+
+
+def _row_terms(
+    rows: RowInputs, index: int, name: str, x: Tensor, steps: Tensor | None, chunk_rows: int
+) -> Iterable[Tensor | None]:
+    """The terms of the row adapters by chunk of rows; endlessly None without row adapters."""
+    if rows.adapters is None:
+        return repeat(None)
+    return rows.adapters.term(index, name, x, steps).split(chunk_rows)
 
 
 def _experts_of(workspace: Workspace) -> SparseWorkspace:

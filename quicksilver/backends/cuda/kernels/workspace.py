@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
 from quicksilver.backends.cuda.kernels.attention import AttentionShape, AttentionWorkspace, RowTables
 from quicksilver.backends.cuda.kernels.fp8 import ActivationFormat
 from quicksilver.backends.cuda.kernels.layer_fused import LayerFusedWorkspace
@@ -41,9 +42,10 @@ class RowInputs:
     where: RowSlots
     gate: Tensor  # 1 on canvas rows, else 0
     tables: RowTables
+    adapters: AdapterRows | None = None  # of requests; None runs no kernels for them
 
     def part(self, start: int, end: int) -> RowInputs:
-        """A range of the rows, for row-wise work. Attention needs all of them."""
+        """A range of the rows, for row-wise work. Attention and the row adapters need all of them."""
         at = slice(start, end)
         where = RowSlots(self.where.positions[at], self.where.slots[at])
         return RowInputs(self.token_ids[at], self.mask_index[at], where, self.gate[at], self.tables)
