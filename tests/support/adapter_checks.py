@@ -18,6 +18,7 @@ from quicksilver.backends.cuda.adapter_table import page_bytes
 from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
@@ -111,13 +112,17 @@ def _eager(model: Transformer, batch: Batch, cache: PagedCache) -> torch.Tensor:
 
 
 def adapter_engine(
-    model: Transformer, num_pages: int, mode: MatmulMode = MatmulMode.BATCH_INVARIANT, num_slots: int = 0
+    model: Transformer,
+    num_pages: int,
+    mode: MatmulMode = MatmulMode.BATCH_INVARIANT,
+    num_slots: int = 0,
+    make: type[CudaBackend] = CudaBackend,
 ) -> Engine:
     """An engine on the CUDA kernels with memory for this many pages of adapters."""
     config, plain = model.config, engine_of(model, None)
     options = {"max_rows": 128, "max_segments": max(num_slots, 8), "matmul_mode": mode}
     cache = PagedCache.allocate(config, plain.info.num_pages, 16, model.device, model.dtype, 64)
-    backend = CudaBackend(GraphExecutor(model, cache, 64, limits_of(config, model.dtype, num_pages, **options)))
+    backend = make(GraphExecutor(model, cache, 64, limits_of(config, model.dtype, num_pages, **options)))
     if num_slots:
         backend.prepare_slots(num_slots)
     adapters = AdapterCache(lambda ref: read_adapter(ref, config, "", backend), 0, backend.adapter_store)
@@ -202,6 +207,39 @@ def check_mixed_adapters(
             assert merged == {one.id: mixed[one.id] for one in plain}, "other tokens than the merged adapter"
 
 
+def check_adapter_rounds(
+    config: ModelConfig, shapes: list[RoundShape], choices: tuple[int, ...], num_tokens: int, longest: int = 40
+) -> None:
+    """Rounds ahead of the host over sequences with different adapters (0 is none) have the tokens of autoregression
+    with the adapter of each, and were used."""
+    model, rng = model_of(config), random.Random(3)
+    delivered = 0
+
+    class Watched(CudaBackend):
+        def _deliver(self, in_flight, works):  # type: ignore[no-untyped-def]
+            nonlocal delivered
+            delivered += in_flight.has_adapters
+            return super()._deliver(in_flight, works)
+
+    with tempfile.TemporaryDirectory() as folder:
+        refs = [None, *adapters_for(config, Path(folder))]
+        prompts = [tuple(rng.randrange(config.vocab_size) for _ in range(rng.randrange(3, longest))) for _ in choices]
+
+        def requests(decoder: DecoderParams) -> list[Request]:
+            params = DecodeParams(num_tokens, decoder=decoder)
+            return [
+                Request(str(i), p, params, adapter=refs[c])
+                for i, (p, c) in enumerate(zip(prompts, choices, strict=True))
+            ]
+
+        engine = adapter_engine(model, 8, MatmulMode.FASTEST, make=Watched)
+        engine.backend.prepare_rounds(shapes)  # type: ignore[attr-defined]
+        found = answers_of(engine, requests(DecoderParams(DecoderName.VERIFY, shapes[0].canvas_len)))
+        plain = adapter_engine(model, 8, MatmulMode.FASTEST)
+        assert found == answers_of(plain, requests(DecoderParams(DecoderName.AR, 1)))
+        assert delivered > 0, "no round ran ahead"
+
+
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
     for mode in MatmulMode:
@@ -219,6 +257,12 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"adapters mixed ar {config.dim}", partial(check_mixed_adapters, config, 30, ar, 40)
         yield f"adapters mixed verify {config.dim}", partial(check_mixed_adapters, config, 30, verify, 40)
         yield f"adapters mixed slots {config.dim}", partial(check_mixed_adapters, config, 30, ar, 40, 128)
+    for config in (SMALL, NANO_WIDTHS, LAYER_FUSED):
+        for trees in (0, 16):
+            for choices in ((1,), (2, 0), (1, 3), (1, 2, 3, 0)):
+                shapes = [RoundShape(len(choices), 16, tree_rows=trees)]
+                name = f"adapters rounds {config.dim} tree={trees} {choices}"
+                yield name, partial(check_adapter_rounds, config, shapes, choices, 60)
     for decoder in (ar, verify):
         yield (
             f"adapters merged float32 {decoder.name}",

@@ -16,7 +16,7 @@ from quicksilver.backends.cuda.adapter_table import AdapterTable
 from quicksilver.backends.cuda.buffers import read_proposal
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
-from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, fits_rounds
+from quicksilver.backends.cuda.logit_bias import ADAPTER_OPTIONS, UNMASKED_OPTIONS, fits_rounds
 from quicksilver.backends.cuda.persistent_batch import CudaPersistentBatch
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.backends.progress import counted
@@ -42,11 +42,12 @@ class CudaBackend:
 
     def prepare_rounds(self, shapes: Seq[RoundShape]) -> None:
         """Capture these rounds; a batch that fits none of them runs forward by forward."""
-        variants = list(product(shapes, UNMASKED_OPTIONS, (False, True)))
-        for shape, options, has_draft in counted("capturing rounds", variants):
+        options = [(one, False) for one in UNMASKED_OPTIONS] + [(ADAPTER_OPTIONS, True)] * self.supports_adapters
+        variants = list(product(shapes, options, (False, True)))
+        for shape, (one, has_adapters), has_draft in counted("capturing rounds", variants):
             if shape not in self.rounds:
                 self.rounds[shape] = RoundGraph(self.executor, shape)
-            self.rounds[shape].prepare(options, has_draft)
+            self.rounds[shape].prepare(one, has_draft, has_adapters)
 
     def prepare_slots(self, num_slots: int) -> None:
         """Capture the rounds of a persistent batch of this many slots."""
@@ -123,7 +124,7 @@ class CudaBackend:
         while len(in_flight.queued) < depth and not in_flight.covers_remaining() and self._has_pages(in_flight):
             graph.send_pages(in_flight)
             has_draft = not in_flight.queued and in_flight.half == 1
-            in_flight.queued.append(graph.launch(in_flight.options, has_draft))
+            in_flight.queued.append(graph.launch(in_flight.options, has_draft, in_flight.has_adapters))
         return bool(in_flight.queued)
 
     def _has_pages(self, in_flight: InFlightRounds) -> bool:

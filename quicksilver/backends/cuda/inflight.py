@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Sequence, Work
-from quicksilver.backends.cuda.logit_bias import SamplingOptions, options_of
+from quicksilver.backends.cuda.logit_bias import ADAPTER_OPTIONS, SamplingOptions, options_of
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import count_accepted
@@ -100,6 +100,7 @@ class InFlightRounds:
     # Per sequence: the tokens that the device committed in the last forward that was read.
     committed: list[tuple[int, ...]]
     options: SamplingOptions
+    has_adapters: bool = False
     # Launched rounds: where their results arrive, and a call that waits for them.
     queued: deque[tuple[Seq[Tensor], Callable[[], None]]] = field(default_factory=deque)
     # Results per forward of the round whose verify half has not been requested yet.
@@ -109,7 +110,10 @@ class InFlightRounds:
     def start(cls, shape: RoundShape, works: Seq[Work]) -> InFlightRounds:
         index = {work.sequence: b for b, work in enumerate(works)}
         drafts = [work.tail.token_ids if work.tail is not None and work.tail.is_causal else () for work in works]
-        return cls(shape, index, [work.end for work in works], drafts, [()] * len(works), options_of(works))
+        ends = [work.end for work in works]
+        has_adapters = any(work.sequence.adapter is not None for work in works)
+        options = ADAPTER_OPTIONS if has_adapters else options_of(works)
+        return cls(shape, index, ends, drafts, [()] * len(works), options, has_adapters)
 
     @property
     def half(self) -> int:

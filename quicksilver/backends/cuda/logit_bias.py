@@ -39,6 +39,8 @@ class SamplingOptions(NamedTuple):
 UNMASKED_OPTIONS = tuple(
     SamplingOptions(is_sampled, is_biased) for is_sampled in (False, True) for is_biased in (False, True)
 )
+# Rounds in which some sequence has an adapter have these alone: they serve all requests that rounds can serve.
+ADAPTER_OPTIONS = SamplingOptions(is_sampled=True, is_biased=True)
 # For forwards that the host launches one by one. Rounds run ahead of the host, where the grammar's state is not known
 # yet. Captured at start as well: each is a graph of three small launches.
 MASKED_OPTIONS = tuple(SamplingOptions(is_sampled, is_biased=True, is_masked=True) for is_sampled in (False, True))
@@ -54,10 +56,8 @@ def options_of(works: Iterable[Work]) -> SamplingOptions:
 
 
 def fits_rounds(work: Work) -> bool:
-    """Whether device-side rounds can serve `work`: the fused head can, and there is neither a grammar nor an
-    adapter."""
-    sequence = work.sequence
-    return sequence.constraint is None and sequence.adapter is None and fits_fused_head(sequence)
+    """Whether device-side rounds can serve `work`: the fused head can, and there is no grammar."""
+    return work.sequence.constraint is None and fits_fused_head(work.sequence)
 
 
 def fits_fused_head(sequence: Sequence) -> bool:

@@ -22,7 +22,7 @@ from quicksilver.backends.cuda.buffers import SMALLEST_BUCKET, StreamMarker, buc
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import RoundShape
-from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_fused_head
+from quicksilver.backends.cuda.logit_bias import ADAPTER_OPTIONS, UNMASKED_OPTIONS, SamplingOptions, fits_fused_head
 from quicksilver.backends.cuda.round_forward import RoundForward
 from quicksilver.backends.cuda.round_kernels import RoundState, store_draft, write_rows
 from quicksilver.backends.progress import counted
@@ -32,8 +32,6 @@ from quicksilver.backends.round_cost import TimedRound
 MAX_QUEUED = 4
 # Cached tokens that rounds are timed with.
 TIMED_CONTEXT = 256
-# Rounds with adapters have one graph of each size, which serves all sampling options of slots.
-ADAPTER_OPTIONS = SamplingOptions(is_sampled=True, is_biased=True)
 
 
 class SlotState:

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Work
+from quicksilver.backends.cuda.adapter_buffers import send_tiles
 from quicksilver.backends.cuda.buffers import StreamMarker
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
 from quicksilver.backends.cuda.kernels.head import NUM_NEXT
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.round_forward import RoundForward
@@ -52,7 +55,9 @@ class RoundGraph:
         self.sent = StreamMarker(device)
         self._flat = torch.zeros(4 * len(self.forwards) * self.forwards[0].num_heads, dtype=torch.int32, device=device)
         self.results = self._by_forward(self._flat)
-        self._replays: dict[tuple[SamplingOptions, bool], Callable[[], None]] = {}
+        # Of the rows of the draft and of the verify forward; empty without memory for adapters.
+        self.adapters = [executor.adapters.new_rows(one.num_rows) for one in self.forwards] if executor.adapters else []
+        self._replays: dict[tuple[SamplingOptions, bool, bool], Callable[[], None]] = {}
 
     @property
     def num_rows(self) -> int:
@@ -62,10 +67,12 @@ class RoundGraph:
     def _by_forward(self, flat: Tensor) -> list[Tensor]:
         return list(flat.view(len(self.forwards), 4, -1))
 
-    def launch(self, options: SamplingOptions, has_draft: bool = False) -> tuple[list[Tensor], Callable[[], None]]:
+    def launch(
+        self, options: SamplingOptions, has_draft: bool = False, has_adapters: bool = False
+    ) -> tuple[list[Tensor], Callable[[], None]]:
         """Queue a round -> its results on the host, per forward, and a call that waits for them. With `has_draft` only
         the verify forward runs."""
-        self.prepare(options, has_draft)()
+        self.prepare(options, has_draft, has_adapters)()
         host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
         host.copy_(self._flat, non_blocking=True)
         if not self._flat.is_cuda:
@@ -74,9 +81,11 @@ class RoundGraph:
         done.record()
         return self._by_forward(host), done.synchronize
 
-    def prepare(self, options: SamplingOptions, has_draft: bool = False) -> Callable[[], None]:
+    def prepare(
+        self, options: SamplingOptions, has_draft: bool = False, has_adapters: bool = False
+    ) -> Callable[[], None]:
         """The replay of this variant, captured at first use."""
-        key = (options, has_draft and self.shape.has_two_forwards)
+        key = (options, has_draft and self.shape.has_two_forwards, has_adapters)
         if key not in self._replays:
             assert bool((self.state.position < 0).all()), "a round graph is captured while it holds no sequence"
             self._replays[key] = capture(lambda: self._round(*key), self.executor.device, self.executor.pool)
@@ -108,7 +117,22 @@ class RoundGraph:
         self.state.buffer.copy_(self.host_state.buffer, non_blocking=True)
         for forward in forwards:
             forward.head.send_params(options)
+        if any(work.sequence.adapter is not None for work in works):
+            self._send_adapters(works)
         self.sent.record()
+
+    def _send_adapters(self, works: Seq[Work]) -> None:
+        """In the draft forward all rows of a sequence but the first are canvas rows."""
+        buffers, canvas_len = self.executor.adapters, self.shape.canvas_len
+        assert buffers is not None
+        slots = [np.full(rows.num_rows, -1, dtype=np.int32) for rows in self.adapters]
+        for b, adapter in enumerate(work.sequence.adapter for work in works):
+            if adapter is not None:
+                first = b * canvas_len
+                slots[0][first] = slots[1][self.shape.rows_of(b)] = buffers.table.slot_of(adapter)
+                slots[0][first + 1 : first + canvas_len] = buffers.table.slot_of(adapter.canvas or adapter)
+        for rows, own in zip(self.adapters, slots, strict=True):
+            send_tiles(rows, own)
 
     def _load_sequence(self, b: int, work: Work) -> None:
         host = self.host_arrays
@@ -139,25 +163,25 @@ class RoundGraph:
         """Mark all sequences as unused."""
         self.state.position.fill_(-1)
 
-    def _round(self, options: SamplingOptions, has_draft: bool) -> None:
-        has_tree = self.shape.tree_rows > 0
+    def _round(self, options: SamplingOptions, has_draft: bool, has_adapters: bool) -> None:
+        has_tree, adapters = self.shape.tree_rows > 0, self.adapters if has_adapters else [None, None]
         if not has_draft:
             self._write_rows(self.forwards[0], is_draft=True)
             runners_up = self.runners_up if has_tree else None
-            self.forwards[0].run(self.shape.canvas_len > 1, options, self.results[0], runners_up)
+            self.forwards[0].run(self.shape.canvas_len > 1, options, self.results[0], runners_up, adapters[0])
             store_draft(self.state, self.results[0], runners_up)
         if has_tree:
-            self._verify_tree(options, builds=not has_draft)
+            self._verify_tree(options, adapters[1], builds=not has_draft)
         elif self.shape.has_two_forwards:
             self._write_rows(self.forwards[1], is_draft=False)
-            self.forwards[1].run(False, options, self.results[1])
+            self.forwards[1].run(False, options, self.results[1], adapters=adapters[1])
             accept_verified(self.state, self.results[1])
 
-    def _verify_tree(self, options: SamplingOptions, builds: bool) -> None:
+    def _verify_tree(self, options: SamplingOptions, adapters: AdapterRows | None, builds: bool) -> None:
         forward, cache = self.forwards[1], self.executor.cache
         tables = forward.rows.inputs.tables
         write_tree(self.state, forward.rows.device, forward.head.ints[1], tables, cache.num_paged, builds)
-        forward.run(False, options, self.raw)
+        forward.run(False, options, self.raw, adapters=adapters)
         accept_tree(self.state, self.raw, self.results[1], self.results[0][0])
         copy_accepted_kv(self.state, tables, cache)
 
