@@ -23,6 +23,7 @@ from quicksilver.engine.config import (
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.transformer import Transformer
 
 STALE_PREFIX = "stale_prefix keeps keys and values of the prompt within a block, so this text is approximate"
@@ -119,6 +120,8 @@ def _full_context_bytes(model: Transformer, config: EngineConfig, context_len: i
 
 def _adapter_bytes(model: Transformer, config: EngineConfig, context_len: int) -> int:
     """`adapter_bytes`, at most a sixteenth of the free memory of a GPU, and none where one full context needs it."""
+    if isinstance(model, DiffusionGemma):
+        return 0
     full_context = _full_context_bytes(model, config, context_len)
     free = free_bytes(model.device, full_context, config)
     needed = full_context if model.config.dialect.keeps_kv and not (config.num_pages or config.kv_bytes) else 0

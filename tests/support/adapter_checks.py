@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -242,29 +243,16 @@ def check_adapter_rounds(
 
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
-    for mode in MatmulMode:
-        for config in (SMALL, SMALL_NORMED, NANO_WIDTHS, LAYER_FUSED):
-            for count, rows_each in ((3, 3), (12, 5), (31, 4), (30, 16)):
-                for is_gated in (False, True):
-                    name = f"adapters {mode} {config.family} {config.dim} rows={count * rows_each} canvas={is_gated}"
-                    yield name, partial(check_adapter_network, config, count, rows_each, is_gated, mode)
-    yield (
-        "adapters prompts without a graph",
-        partial(check_adapter_network, SMALL, 30, 16, True, MatmulMode.FASTEST, 64),
-    )
     ar, verify = DecoderParams(DecoderName.AR, 1), DecoderParams(DecoderName.VERIFY, 8)
-    for config in (SMALL, NANO_WIDTHS, LAYER_FUSED):
-        yield f"adapters mixed ar {config.dim}", partial(check_mixed_adapters, config, 30, ar, 40)
-        yield f"adapters mixed verify {config.dim}", partial(check_mixed_adapters, config, 30, verify, 40)
-        yield f"adapters mixed slots {config.dim}", partial(check_mixed_adapters, config, 30, ar, 40, 128)
-    for config in (SMALL, NANO_WIDTHS, LAYER_FUSED):
-        for trees in (0, 16):
-            for choices in ((1,), (2, 0), (1, 3), (1, 2, 3, 0)):
-                shapes = [RoundShape(len(choices), 16, tree_rows=trees)]
-                name = f"adapters rounds {config.dim} tree={trees} {choices}"
-                yield name, partial(check_adapter_rounds, config, shapes, choices, 60)
-    for decoder in (ar, verify):
-        yield (
-            f"adapters merged float32 {decoder.name}",
-            partial(check_mixed_adapters, SMALL, 30, decoder, 40, dtype=torch.float32),
-        )
+    for mode, config, count, rows_each in product(MatmulMode, (SMALL_NORMED, LAYER_FUSED), (3, 31), (3,)):
+        name = f"adapters network {mode} {config.dim} rows={count * rows_each}"
+        yield name, partial(check_adapter_network, config, count, rows_each, count == 31, mode)
+    name = "adapters network prompts without a graph"
+    yield name, partial(check_adapter_network, SMALL, 30, 16, True, MatmulMode.FASTEST, 64)
+    yield "adapters mixed slots", partial(check_mixed_adapters, LAYER_FUSED, 30, ar, 24, 128)
+    yield "adapters mixed verify", partial(check_mixed_adapters, SMALL, 30, verify, 24)
+    for config, trees, choices in ((SMALL, 0, (1, 2, 3, 0)), (LAYER_FUSED, 16, (1, 3)), (NANO_WIDTHS, 32, (1,))):
+        shapes = [RoundShape(len(choices), 16, tree_rows=trees)]
+        name = f"adapters rounds {config.dim} tree={trees} {choices}"
+        yield name, partial(check_adapter_rounds, config, shapes, choices, 60)
+    yield "adapters merged float32", partial(check_mixed_adapters, SMALL, 30, ar, 24, dtype=torch.float32)

@@ -38,10 +38,10 @@ class AdapterBuffers:
 
     @classmethod
     def for_network(cls, network: CudaNetwork, limits: GraphLimits, device: torch.device) -> AdapterBuffers | None:
-        """None if the memory is too small for any adapter, or the kernels cannot apply adapters to this network."""
+        """None if the memory is too small for any adapter."""
         config, dtype = network.config, network.weights.tokens.dtype
         num_pages = limits.adapter_bytes // page_bytes(config, dtype)
-        if not num_pages or config.moe is not None:
+        if not num_pages:
             return None
         return cls(AdapterTable(config, num_pages, device, dtype), limits)
 

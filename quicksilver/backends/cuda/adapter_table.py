@@ -59,7 +59,7 @@ class TablePair:
 class AdapterTable:
     def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         self._config, self._dtype = config, dtype
-        self._shapes = linear_shapes(config)
+        self._shapes = adapted_shapes(config)
 
         def pool(dim: int) -> Tensor:
             return torch.zeros(num_pages, config.num_layers, PAGE_RANKS, dim, device=device, dtype=dtype)
@@ -130,7 +130,7 @@ class AdapterTable:
             self._check_rank(index, name, ranks[name])
         counts = [-(-rank // PAGE_RANKS) for rank in ranks.values()]
         with torch.inference_mode():
-            packed = [self._packed(adapter, name, max(counts)) for name in LINEARS]
+            packed = [self._packed(adapter, name, max(counts)) for name in self._shapes]
         held = _Held(counts, packed)
         layers: list[dict[str, TablePair]] = [{} for _ in range(self._config.num_layers)]
         for index, name, _ in adapter.low_rank():
@@ -166,7 +166,7 @@ class AdapterTable:
     def _copy(self, held: _Held) -> None:
         line = torch.tensor([*held.counts, *held.pages, *[0] * (MAX_PAGES - len(held.pages))], dtype=torch.int32)
         with torch.cuda.stream(self._stream):
-            for name, packed in zip(LINEARS, held.packed, strict=True):
+            for name, packed in zip(self._shapes, held.packed, strict=True):
                 for pool, source in zip((self.pools.a[name], self.pools.b[name]), packed, strict=True):
                     for page, values in zip(held.pages, source, strict=True):
                         pool[page].copy_(values)
@@ -175,9 +175,16 @@ class AdapterTable:
             self._stream.synchronize()
 
 
+def adapted_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """(out, in) of the linears that adapters change. Experts have no adapters."""
+    shapes = linear_shapes(config)
+    has_dense = config.moe is None or config.moe.num_dense > 0
+    return shapes if has_dense else {name: shapes[name] for name in ("qkv", "o")}
+
+
 def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Memory of 16 ranks of an adapter of all linears."""
-    widths = sum(sum(shape) for shape in linear_shapes(config).values())
+    widths = sum(sum(shape) for shape in adapted_shapes(config).values())
     return config.num_layers * PAGE_RANKS * widths * dtype.itemsize
 
 

@@ -16,7 +16,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Outcome, PersistentBatch, Work
+from quicksilver.backends.base import AdapterStore, Outcome, PersistentBatch, Work
 from quicksilver.backends.batch import Batch, build_batch
 from quicksilver.backends.cuda.buffers import GraphLimits, RowBuffers, StreamMarker, uses_pinned_memory
 from quicksilver.backends.cuda.canvas_rows import CanvasRows, fits_canvas_head
@@ -47,6 +47,7 @@ class CanvasExecutor:
     persistent: PersistentBatch | None = None
     # The kernels cannot apply row adapters.
     supports_adapters = False
+    adapter_store: AdapterStore | None = None
 
     def __init__(
         self, model: DiffusionGemma, cache: PagedCache, logit_rows: int, limits: GraphLimits, row_step: int = ROW_STEP
