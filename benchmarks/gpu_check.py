@@ -20,6 +20,7 @@ from benchmarks.gpu_setup import apply_switches
 from tests.support import (
     adapter_checks,
     bias_checks,
+    block_checks,
     fp8_checks,
     graph_checks,
     int4_checks,
@@ -33,7 +34,7 @@ from tests.support import (
 
 MODULES = (
     kernel_checks, linear_checks, graph_checks, slot_checks, tree_checks, bias_checks, mask_checks, fp8_checks,
-    int4_checks, sparse_checks, adapter_checks,
+    int4_checks, sparse_checks, adapter_checks, block_checks,
 )  # fmt: skip
 
 

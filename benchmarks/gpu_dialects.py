@@ -288,6 +288,32 @@ def answer_all(engine: Engine, case: Case, prompt_len: int) -> tuple[int, int]:
     return after.generated_tokens - before.generated_tokens, after.steps - before.steps
 
 
+def timed(engine: Engine, case: Case, prompt_len: int, device: str) -> tuple[int, int, float, dict[str, float]]:
+    """Tokens, forwards, seconds, and milliseconds of each phase per forward."""
+    engine.pool.clear_cache()
+    _wait(device)
+    clock = PhaseClock()
+    with host_phases(clock, engine):
+        start = time.perf_counter()
+        num_tokens, num_forwards = answer_all(engine, case, prompt_len)
+        _wait(device)
+        elapsed = time.perf_counter() - start
+    phases = {name: round(1e3 * spent / num_forwards, 3) for name, spent in clock.seconds.items()}
+    return num_tokens, num_forwards, elapsed, phases
+
+
+def without_rounds(engine: Engine, case: Case, prompt_len: int, device: str) -> dict[str, Any]:
+    """The same where every forward waits for the host, if the backend has rounds that run ahead of it."""
+    backend: Any = engine.backend
+    if getattr(backend, "blocks", None) is None:
+        return {}
+    blocks, backend.blocks = backend.blocks, None
+    num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
+    backend.blocks = blocks
+    found = {"tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards}
+    return {"without_rounds": found | {"phase_ms_per_step": phases}}
+
+
 def parts_of(engine: Engine, case: Case) -> dict[str, float]:
     """Device time of the parts of a step of random canvases."""
     if type(engine.backend).__name__ != "CanvasExecutor":
@@ -315,7 +341,8 @@ def measure(
     num_experts = float(config.moe.num_experts if config.moe is not None else 0)
     all_bytes = bytes_per_forward(model, num_experts, weights)
     context_len = prompt_len + case.num_tokens + 2 * max(case.decoder.canvas_len, config.dialect.block_len, 16)
-    num_pages = case.streams * -(-context_len // 16) + 8
+    # With pages for the rounds that run ahead of the host.
+    num_pages = case.streams * (8 - (-context_len // 16)) + 128
     own_rows = case.streams * (config.dialect.block_len or case.decoder.canvas_len)
     rows = max(512, 2 * own_rows)
     settings = EngineConfig(num_pages=num_pages, max_rows=rows, max_running=case.streams, context_len=context_len)
@@ -325,14 +352,7 @@ def measure(
     with counts.counting(has_kernels=executor is not None):
         answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 128)), prompt_len)
     answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)  # captures the graphs
-    engine.pool.clear_cache()
-    _wait(device)
-    clock = PhaseClock()
-    with host_phases(clock, engine):
-        start = time.perf_counter()
-        num_tokens, num_forwards = answer_all(engine, case, prompt_len)
-        _wait(device)
-        elapsed = time.perf_counter() - start
+    num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
     touched = counts.mean if counts.num_calls else num_experts
     if executor is not None:
         num_bytes = kernel_bytes(executor.network.weights, touched)
@@ -343,7 +363,7 @@ def measure(
         "case": name, "tokens": num_tokens, "forwards": num_forwards, "seconds": elapsed,
         "tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards, "floor_ms": floor_ms,
         "roofline_pct": 100 * floor_ms * num_forwards / (1e3 * elapsed), "experts_per_layer": touched,
-        "phase_ms_per_step": {name: round(1e3 * s / num_forwards, 3) for name, s in clock.seconds.items()},
+        "phase_ms_per_step": phases, **without_rounds(engine, case, prompt_len, device),
         "backend": type(engine.backend).__name__, "decoder": asdict(case.decoder), "streams": case.streams,
         "weights": weights, **parts_of(engine, case),
         **(replayed_forward(executor, own_rows, bandwidth) if executor is not None else {}),
@@ -361,7 +381,12 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     )
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, to check the script")
     parser.add_argument("--out", type=Path, help="folder of a dated JSON file")
+    parser.add_argument("--round-rows", type=int, default=0, help="rows of the largest block round; 0: the default")
     options = parser.parse_args(arguments)
+    if options.round_rows:
+        from quicksilver.backends.cuda import block_rounds
+
+        block_rounds.MAX_ROUND_ROWS = options.round_rows
     bandwidth = copy_bandwidth(options.device)
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     found = []

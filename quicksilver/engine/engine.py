@@ -315,7 +315,7 @@ class Engine:
             self._fail(work.sequence, error)
             return []
 
-    def _commit(self, work: Work, outcome: Outcome | None, decision: Decision | None) -> None:
+    def _commit(self, work: Work, outcome: Outcome | None, decision: Decision | None = None) -> None:
         sequence = work.sequence
         sequence.forwards += 1
         sequence.rows += work.num_rows

@@ -13,6 +13,7 @@ from itertools import product
 
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.adapter_table import AdapterTable
+from quicksilver.backends.cuda.block_rounds import BlockRounds
 from quicksilver.backends.cuda.buffers import read_proposal
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
@@ -37,6 +38,7 @@ class CudaBackend:
         self.device = executor.device
         self.persistent: CudaPersistentBatch | None = None
         self.rounds: dict[RoundShape, RoundGraph] = {}
+        self.blocks: BlockRounds | None = None
         self._in_flight: InFlightRounds | None = None
         self._graph: RoundGraph | None = None  # of the rounds in flight
 
@@ -48,6 +50,11 @@ class CudaBackend:
             if shape not in self.rounds:
                 self.rounds[shape] = RoundGraph(self.executor, shape)
             self.rounds[shape].prepare(one, has_draft, has_adapters)
+
+    def prepare_blocks(self, max_sequences: int) -> None:
+        """Capture the rounds of a dialect with blocks."""
+        self.blocks = BlockRounds(self.executor, max_sequences)
+        self.blocks.prepare()
 
     def prepare_slots(self, num_slots: int) -> None:
         """Capture the rounds of a persistent batch of this many slots."""
@@ -82,6 +89,9 @@ class CudaBackend:
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward, from the rounds in flight if they match; the contract of `Backend.run`."""
+        if self.blocks is not None:
+            outcomes = self.blocks.run(works)
+            return self.executor.run(works) if outcomes is None else outcomes
         if self._in_flight is not None and not (self._in_flight.expects(works) and self._launch_ahead()):
             self._discard()
         if self._in_flight is None:

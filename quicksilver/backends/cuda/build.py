@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quicksilver.backends.config import BackendConfig
 from quicksilver.backends.cuda.backend import CudaBackend
+from quicksilver.backends.cuda.block_rounds import has_rounds
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.graphs import GraphExecutor
@@ -29,10 +30,13 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
     executor.free_matrices()
     executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     backend = CudaBackend(executor)
-    # Rounds on the device are autoregressive. Other dialects decode forward by forward.
+    # Verify rounds are autoregressive. `confidence` in dialects with blocks has rounds of its own, and everything else
+    # decodes forward by forward.
     if model.config.dialect == AUTOREGRESSIVE:
         backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
         backend.prepare_slots(config.max_sequences)
+    if has_rounds(model.config.dialect):
+        backend.prepare_blocks(config.max_sequences)
     backend.measure()
     return backend
 

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from quicksilver.backends.cuda.block_kernels import _decide_kernel, _rows_kernel
 from quicksilver.backends.cuda.kernels.adapter_kernels import expand_kernel, shrink_kernel
 from quicksilver.backends.cuda.kernels.expert_kernels import down_kernel, gate_up_kernel
 from quicksilver.backends.cuda.kernels.int4_dequantise import _dequantise_kernel
@@ -59,6 +60,17 @@ def compile_kernel(kernel: Any, weight: str, constants: dict[str, int | bool], *
     print(kernel.__name__, weight, constants.get("ROWS"), constants.get("SPLITS"))
 
 
+def compile_block_kernel(kernel: Any, constants: dict[str, int | bool]) -> None:
+    """All of its arrays are int32."""
+    names = kernel.arg_names
+    numbers = ("num_rows", "max_pages", "num_heads", "mask_id")
+    types = {name: "i32" if name in numbers else "*i32" for name in names}
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    chosen = {(names.index(name),): value for name, value in constants.items() if name in names}
+    triton.compile(ASTSource(fn=kernel, signature=signature, constexprs=chosen), target=HOPPER)
+    print(kernel.__name__, constants["L"])
+
+
 def linear(rows: int, splits: int, has_terms: bool = False) -> dict[str, int | bool]:
     return {
         "ROWS": rows, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": splits, "SLICE": 16, "FINISHERS": 1, "EVEN": True,
@@ -83,6 +95,9 @@ def main() -> None:
         }  # fmt: skip
         compile_kernel(gate_up_kernel, weight, shape)
         compile_kernel(down_kernel, weight, shape)
+    for length, block in ((4, 4), (6, 8), (32, 32)):
+        compile_block_kernel(_rows_kernel, {"L": length, "BLOCK": block, "PAGE": 16, "PDL": 1})
+        compile_block_kernel(_decide_kernel, {"L": length, "BLOCK": block, "SUB_BLOCK": length, "PDL": 1})
     for block_e in (16, 64):
         compile_kernel(_route_kernel, "*bf16", _ROUTER | {"BLOCK_E": block_e})
     for tile in (16, 64):

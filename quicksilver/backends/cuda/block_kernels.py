@@ -1,0 +1,184 @@
+"""The device-side state of block rounds, and the kernels before and after each forward: state -> rows, and proposals ->
+state. The same rules as `diffusion/confidence.py` and `diffusion/unmask.py`, without the host.
+
+Sequence b has 2 L rows for blocks of L positions: the block before its canvas, whose KV is written if it was completed
+by the forward before, then the canvas. A negative start marks an unused sequence, whose rows write nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
+from quicksilver.core import CommitRule, DecoderParams
+
+# The rules that the kernel knows, by their number.
+RULES = (CommitRule.THRESHOLD, CommitRule.STATIC, CommitRule.DYNAMIC)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockState:
+    """All int32, in one allocation."""
+
+    buffer: Tensor
+    start: Tensor  # (sequences,): position of the first token of the block
+    step: Tensor  # (sequences,): forwards that its canvas has been through
+    writes: Tensor  # (sequences,): 1 if the next forward writes the KV of the block before it
+    rule: Tensor  # (sequences,): index in RULES
+    threshold: Tensor  # (sequences,): as fp32 bits
+    steps: Tensor  # (sequences,)
+    before: Tensor  # (sequences, L): tokens of the block before
+    block: Tensor  # (sequences, L): tokens of the block, -1 where masked
+    pages: Tensor  # (sequences, max pages): page tables
+
+    @classmethod
+    def allocate(cls, count: int, block_len: int, max_pages: int, device: torch.device | str) -> BlockState:
+        """A state without sequences."""
+        widths = _widths(block_len, max_pages)
+        buffer = torch.full((count * sum(widths),), -1, dtype=torch.int32, device=device)
+        return cls._over(buffer, count, widths)
+
+    def host_copy(self) -> BlockState:
+        """A pinned copy that the host fills and copies from."""
+        host = self.buffer.cpu().pin_memory() if self.buffer.is_cuda else self.buffer.clone()
+        return self._over(host, len(self.start), _widths(self.block.shape[1], self.pages.shape[1]))
+
+    @classmethod
+    def _over(cls, buffer: Tensor, count: int, widths: list[int]) -> BlockState:
+        parts = [part.view(count, -1) for part in buffer.split([count * width for width in widths])]
+        return cls(buffer, *(part[:, 0] for part in parts[:6]), *parts[6:])
+
+    def set_rule(self, b: int, params: DecoderParams) -> None:
+        self.rule[b], self.steps[b] = RULES.index(params.rule), params.steps
+        self.threshold[b] = int(np.float32(params.threshold).view(np.int32))
+
+
+def _widths(block_len: int, max_pages: int) -> list[int]:
+    """int32 values per sequence of each part."""
+    assert len(fields(BlockState)) == 10
+    return [1, 1, 1, 1, 1, 1, block_len, block_len, max_pages]
+
+
+def snapshot_width(block_len: int) -> int:
+    """int32 values per sequence of what a round computed: start, step, whether the block before was written, its
+    tokens, and the tokens of the canvas (-1 where masked)."""
+    return 3 + 2 * block_len
+
+
+@triton.jit
+def _rows_kernel(
+    start_at, step_at, writes_at, before_at, block_at, pages, columns, noise, snapshot, num_rows, max_pages, num_heads,
+    mask_id, L: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_wait_and_launch(PDL)
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    is_row = k < L
+    start, step, writes = tl.load(start_at + b), tl.load(step_at + b), tl.load(writes_at + b)
+    is_live = start >= 0
+    is_written = is_live & (writes > 0)
+    before = tl.load(before_at + b * L + k, mask=is_row, other=0)
+    block = tl.load(block_at + b * L + k, mask=is_row, other=0)
+    # Rows of the block before see the text up to its end. Where it is not written, their results are not used; they
+    # see what the canvas sees, so that they are finite.
+    first, is_idle = b * 2 * L + L, is_live & (writes <= 0)
+    at = tl.maximum(start - L + k, 0)
+    page = tl.load(pages + b * max_pages + at // PAGE, mask=is_row & is_written & (at // PAGE < max_pages), other=-1)
+    out = columns + b * 2 * L + k
+    tl.store(out, tl.where(is_written, tl.maximum(before, 0), 0), mask=is_row)
+    tl.store(out + num_rows, -1, mask=is_row)
+    tl.store(out + 2 * num_rows, at, mask=is_row)
+    tl.store(out + 3 * num_rows, tl.where(is_written & (page >= 0), page * PAGE + at % PAGE, -1), mask=is_row)
+    tl.store(out + 4 * num_rows, tl.maximum(start, 0), mask=is_row)
+    tl.store(out + 5 * num_rows, tl.where(is_idle, first, 0), mask=is_row)
+    tl.store(out + 6 * num_rows, tl.where(is_idle, first + L, 0), mask=is_row)
+    tl.store(out + 7 * num_rows, 0, mask=is_row)
+    # Rows of the canvas: they see the text before the block and each other, and write nothing.
+    at, out = tl.maximum(start, 0) + k, out + L
+    is_masked = is_live & (block < 0)
+    tl.store(out, tl.where(is_masked, mask_id, tl.maximum(block, 0)), mask=is_row)
+    tl.store(out + num_rows, tl.where(is_masked, k, -1), mask=is_row)
+    tl.store(out + 2 * num_rows, at, mask=is_row)
+    tl.store(out + 3 * num_rows, -1, mask=is_row)
+    tl.store(out + 4 * num_rows, tl.maximum(start, 0), mask=is_row)
+    tl.store(out + 5 * num_rows, tl.where(is_live, first, 0), mask=is_row)
+    tl.store(out + 6 * num_rows, tl.where(is_live, first + L, 0), mask=is_row)
+    tl.store(out + 7 * num_rows, is_live.to(tl.int32), mask=is_row)
+    # The position and the step that key the noise of each proposal.
+    tl.store(noise + b * L + k, at, mask=is_row)
+    tl.store(noise + num_heads + b * L + k, tl.maximum(step, 0), mask=is_row)
+    own = snapshot + b * (3 + 2 * L)
+    tl.store(own, start)
+    tl.store(own + 1, step)
+    tl.store(own + 2, writes)
+    tl.store(own + 3 + k, before, mask=is_row)
+    tl.store(own + 3 + L + k, block, mask=is_row)
+
+
+@triton.jit
+def _decide_kernel(
+    tokens, confidence, start_at, step_at, writes_at, rule_at, threshold_at, steps_at, before_at, block_at,
+    L: tl.constexpr, BLOCK: tl.constexpr, SUB_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Decide positions of the canvas. A complete block becomes the block before the next one, which is all masks."""
+    pdl_wait_and_launch(PDL)
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    is_row = k < L
+    start, step = tl.load(start_at + b), tl.load(step_at + b)
+    rule, steps = tl.load(rule_at + b), tl.maximum(tl.load(steps_at + b), 1)
+    threshold = tl.load(threshold_at + b).to(tl.float32, bitcast=True)
+    block = tl.load(block_at + b * L + k, mask=is_row, other=0)
+    proposed = tl.load(tokens + b * L + k, mask=is_row, other=0)
+    sure = tl.load(confidence + b * L + k, mask=is_row, other=0).to(tl.float32, bitcast=True)
+    is_masked = is_row & (block < 0)
+    part = k // SUB_BLOCK
+    is_open = is_masked & (part == tl.min(tl.where(is_masked, part, BLOCK), 0))
+    # How many open positions are more confident; of equal ones those to the left count.
+    mine, other = tl.where(is_open, sure, -1.0)[:, None], tl.where(is_open, sure, -1.0)[None, :]
+    is_before = (other > mine) | ((other == mine) & (k[None, :] < k[:, None]))
+    rank = tl.sum((is_before & is_open[None, :]).to(tl.int32), 1)
+    num_open = tl.sum(is_open.to(tl.int32), 0)
+    turn = tl.maximum(step, 0) % steps
+    per_step = (num_open + steps - turn - 1) // (steps - turn)
+    share = SUB_BLOCK // steps + (turn < SUB_BLOCK % steps).to(tl.int32)
+    num_least = tl.maximum(tl.where(rule == 1, per_step, tl.where(rule == 2, share, 1)), 1)
+    is_chosen = is_open & ((rank < num_least) | ((rule != 1) & (sure > threshold)))
+    decided = tl.where(is_chosen, proposed, block)
+    is_complete = tl.sum((is_masked & (is_chosen == 0)).to(tl.int32), 0) == 0
+    if start >= 0:
+        tl.store(before_at + b * L + k, decided, mask=is_row & is_complete)
+        tl.store(block_at + b * L + k, tl.where(is_complete, -1, decided), mask=is_row)
+        tl.store(writes_at + b, is_complete.to(tl.int32))
+        tl.store(start_at + b, tl.where(is_complete, start + L, start))
+        tl.store(step_at + b, tl.where(is_complete, 0, step + 1))
+
+
+def write_block_rows(
+    state: BlockState, columns: Tensor, noise: Tensor, snapshot: Tensor, page_size: int, mask_id: int
+) -> None:
+    """Fill `columns` (8, rows) in the layout of `buffers.RowBuffers`, and `noise` (2, proposals): the positions and
+    steps that key it. `snapshot` receives what the forward computes (`snapshot_width`)."""
+    count, block_len = state.block.shape
+    _rows_kernel[(count,)](
+        state.start, state.step, state.writes, state.before, state.block, state.pages, columns, noise, snapshot,
+        columns.shape[1], state.pages.shape[1], noise.shape[1], mask_id,
+        L=block_len, BLOCK=triton.next_power_of_2(block_len), PAGE=page_size, num_warps=1, **pdl_options(),
+    )  # fmt: skip
+
+
+def decide_blocks(state: BlockState, results: Tensor, sub_block_len: int) -> None:
+    """`results` (tokens, confidence, ...; proposals) of the canvas rows."""
+    count, block_len = state.block.shape
+    _decide_kernel[(count,)](
+        results[0], results[1], state.start, state.step, state.writes, state.rule, state.threshold, state.steps,
+        state.before, state.block,
+        L=block_len, BLOCK=triton.next_power_of_2(block_len), SUB_BLOCK=sub_block_len or block_len, num_warps=4,
+        **pdl_options(),
+    )  # fmt: skip

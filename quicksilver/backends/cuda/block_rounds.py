@@ -1,0 +1,280 @@
+"""Rounds of `confidence` in dialects with blocks: forwards that the device prepares by itself, ahead of the host.
+
+A round is a forward over the canvas of each sequence and over the block before it, if that was just completed. The
+device then decides positions by the request's rule, which gives the rows of the next round. With its results a round
+returns the rows that it computed. The host compares them with the work that the engine passes: if they are equal, the
+results are those of this work, else (after a stop, a new request or an abort) the rounds in flight are discarded. They
+wrote KV only after the committed tokens, and the next forward overwrites it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quicksilver.backends.base import Outcome, Sequence, Work
+from quicksilver.backends.cuda.block_kernels import (
+    RULES,
+    BlockState,
+    decide_blocks,
+    snapshot_width,
+    write_block_rows,
+)
+from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, StreamMarker, bucket_of, read_proposal
+from quicksilver.backends.cuda.capture import capture
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.kernels.attention import cut_tiles
+from quicksilver.backends.cuda.kernels.head import propose_rows
+from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_rounds, options_of
+from quicksilver.backends.progress import counted
+from quicksilver.core import DecoderName
+from quicksilver.dialect import ContextKind, Dialect
+
+# Rounds in flight when the host starts to wait: one runs, one is queued. In the last block of an answer one is enough:
+# a round that runs after the end delays the next request.
+ROUNDS_AHEAD, LAST_ROUNDS_AHEAD = 2, 1
+# Rows of the largest round. Half of the rows are those of blocks that are written, which few rounds do at a time: free
+# while a forward is bound by the weights it reads, and a waste of time in larger forwards.
+MAX_ROUND_ROWS = 128
+
+
+def has_rounds(dialect: Dialect) -> bool:
+    """Whether block rounds know the dialect: a masked row predicts its own position."""
+    is_known = dialect.context is ContextKind.BLOCK and not dialect.is_shifted and not dialect.has_context_seed
+    return is_known and not dialect.is_prompt_aligned and dialect.mask_id is not None
+
+
+def fits_round(work: Work, block_len: int) -> bool:
+    """Whether a round can compute `work`: the canvas, and no other context than the block before it."""
+    params, tail = work.sequence.request.params.decoder, work.tail
+    return (
+        tail is not None
+        and params.name is DecoderName.CONFIDENCE
+        and params.rule in RULES
+        and len(tail.token_ids) == block_len
+        and work.end - work.start in (0, block_len)
+        and work.end % block_len == 0
+        and fits_rounds(work)
+    )
+
+
+class BlockGraph:
+    """Buffers and graphs of rounds for up to `count` sequences."""
+
+    def __init__(self, executor: GraphExecutor, count: int) -> None:
+        self.executor, self.dialect, device = executor, executor.model.config.dialect, executor.device
+        self.count, self.block_len, network = count, self.dialect.block_len, executor.network
+        self.state = BlockState.allocate(count, self.block_len, executor.pages.shape[1], device)
+        self.host = self.state.host_copy()
+        self.host_pages = self.host.pages.numpy()
+        num_rows, width = bucket_of(2 * count * self.block_len), 2 * self.block_len
+        segments = [(b * width, (b + 1) * width) for b in range(count)]
+        tiles = cut_tiles(segments, network.attention_shape(num_rows).tile_rows)
+        tables = (self.host.pages, self.state.pages)
+        self.rows = RowBuffers(num_rows, len(tiles), tables, executor.cache.page_size)
+        self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
+        self.rows.device[3].fill_(-1)
+        self.workspace = network.workspace(num_rows)
+        self.head = HeadBuffers(bucket_of(count * self.block_len), network.weights.head.w, network.input_dtype)
+        canvas_rows = torch.arange(count * width).view(count, 2, self.block_len)[:, 1].flatten()
+        self.head.ints[0, : len(canvas_rows)] = canvas_rows
+        self.num_heads = self.head.ints.shape[1]
+        # Results of the head, then the snapshots.
+        self._flat = torch.zeros(
+            4 * self.num_heads + count * snapshot_width(self.block_len), dtype=torch.int32, device=device
+        )
+        self.results = self._flat[: 4 * self.num_heads].view(4, -1)
+        self.snapshot = self._flat[4 * self.num_heads :].view(count, -1)
+        self._sent = StreamMarker(device)
+        self._replays: dict[SamplingOptions, Callable[[], None]] = {}
+
+    def prepare(self, options: SamplingOptions) -> Callable[[], None]:
+        """The replay of these options. Captured while the graph holds no sequence: a capture runs the round."""
+        if options not in self._replays:
+            self._replays[options] = capture(lambda: self._round(options), self.executor.device, self.executor.pool)
+        return self._replays[options]
+
+    def _round(self, options: SamplingOptions) -> None:
+        mask_id, page_size = self.dialect.mask_id, self.executor.cache.page_size
+        assert mask_id is not None
+        write_block_rows(self.state, self.rows.device, self.head.ints[1:], self.snapshot, page_size, mask_id)
+        network = self.executor.network
+        x, weights = network.run(self.rows.inputs, self.workspace, is_gated=False), network.weights
+        workspace = self.head.workspace.with_results(self.results, None)
+        propose_rows(x, weights.norm, weights.head, self.head.rows(options), workspace)
+        decide_blocks(self.state, self.results, self.dialect.sub_block_len)
+
+    def load(self, works: Seq[Work], options: SamplingOptions) -> None:
+        """Copy the state of the sequences to the device. Later changes are made by the device alone."""
+        self._sent.wait()
+        host, length = self.host, self.block_len
+        host.buffer.fill_(-1)
+        for b, work in enumerate(works):
+            sequence, tail = work.sequence, work.tail
+            assert tail is not None
+            assert sequence.canvas is not None
+            host.start[b], host.step[b] = work.end, sequence.canvas.step
+            host.writes[b] = work.end > work.start
+            if work.end > work.start:
+                host.before[b] = torch.tensor(sequence.tokens[work.start : work.end])
+            host.block[b] = torch.tensor(shown(work))
+            host.set_rule(b, sequence.request.params.decoder)
+            self._write_pages(b, sequence)
+            rows = slice(b * length, (b + 1) * length)
+            self.head.write_params(rows, sequence.request.params, options)
+        self.state.buffer.copy_(host.buffer, non_blocking=True)
+        self.head.send_params(options)
+        self._sent.record()
+
+    def _write_pages(self, b: int, sequence: Sequence) -> None:
+        pages = sequence.pages[: self.host_pages.shape[1]]
+        self.host_pages[b, : len(pages)] = pages
+
+    def send_pages(self, index: dict[Sequence, int]) -> None:
+        """Copy page tables that have grown. They only grow while rounds are in flight, so a copy that is still queued
+        can only deliver entries early."""
+        grown = [
+            (sequence, b)
+            for sequence, b in index.items()
+            if self.host_pages[b, min(len(sequence.pages), self.host_pages.shape[1]) - 1] < 0
+        ]
+        for sequence, b in grown:
+            self._write_pages(b, sequence)
+        if grown:
+            self.state.pages.copy_(self.host.pages, non_blocking=True)
+            self._sent.record()
+
+    def launch(self, options: SamplingOptions) -> tuple[Tensor, StreamMarker]:
+        """Queue a round -> where its results arrive on the host, and when."""
+        self.prepare(options)()
+        host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
+        host.copy_(self._flat, non_blocking=True)
+        arrived = StreamMarker(self.executor.device)
+        arrived.record()
+        return host, arrived
+
+    def clear(self) -> None:
+        """Mark all sequences as unused. Rounds in flight still run, before anything that is queued later."""
+        self.state.start.fill_(-1)
+
+
+def shown(work: Work) -> list[int]:
+    """The tokens of the canvas rows, -1 where masked."""
+    assert work.tail is not None
+    rows = zip(work.tail.token_ids, work.tail.is_masked, strict=True)
+    return [-1 if is_masked else token for token, is_masked in rows]
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """The sequences of the rounds in flight, and what the host knows of them."""
+
+    graph: BlockGraph
+    index: dict[Sequence, int]
+    options: SamplingOptions
+    ends: list[int]  # of each sequence: where the canvas of the last forward began that was read
+    queued: deque[tuple[Tensor, StreamMarker]] = field(default_factory=deque)
+
+    def has_pages(self, page_size: int) -> bool:
+        """Whether another round writes only into pages that its sequences hold: each round completes at most a block,
+        whose KV the next one writes."""
+        max_pages, reach = self.graph.host_pages.shape[1], (len(self.queued) + 1) * self.graph.block_len
+        held = ((min(len(one.pages), max_pages) * page_size, self.ends[b]) for one, b in self.index.items())
+        return all(slots >= end + reach for slots, end in held)
+
+    def depth(self) -> int:
+        """How many rounds may be in flight."""
+        block_len = self.graph.block_len
+        is_last = all(self.ends[b] + block_len >= len(one.tokens) + one.room for one, b in self.index.items())
+        return LAST_ROUNDS_AHEAD if is_last else ROUNDS_AHEAD
+
+
+class BlockRounds:
+    """`run` is one forward from a round, or None if the works need an ordinary forward."""
+
+    def __init__(self, executor: GraphExecutor, max_sequences: int) -> None:
+        self.executor, self.block_len = executor, executor.model.config.dialect.block_len
+        largest = min(max_sequences, MAX_ROUND_ROWS // (2 * self.block_len))
+        sizes = [1 << i for i in range(max(largest, 1).bit_length())]
+        self.graphs = {size: BlockGraph(executor, size) for size in sizes}
+        self._in_flight: _InFlight | None = None
+
+    def prepare(self) -> None:
+        """Capture the rounds of all sizes."""
+        for graph in counted("capturing block rounds", list(self.graphs.values())):
+            for options in UNMASKED_OPTIONS:
+                graph.prepare(options)
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None] | None:
+        outcomes = self._next(works)
+        if outcomes is None and self._start(works):
+            outcomes = self._next(works)
+        return outcomes
+
+    def _start(self, works: Seq[Work]) -> bool:
+        """Whether rounds begin with `works`."""
+        size = next((size for size in self.graphs if size >= len(works)), 0)
+        if not size or not all(fits_round(work, self.block_len) for work in works):
+            return False
+        graph, options = self.graphs[size], options_of(works)
+        index = {work.sequence: b for b, work in enumerate(works)}
+        in_flight = _InFlight(graph, index, options, [work.end for work in works])
+        if not in_flight.has_pages(self.executor.cache.page_size):
+            return False
+        graph.load(works, options)
+        self._in_flight = in_flight
+        return True
+
+    def _next(self, works: Seq[Work]) -> list[Outcome | None] | None:
+        """The outcomes of the oldest round in flight. If it did not compute `works`, the rounds are discarded."""
+        in_flight = self._in_flight
+        if in_flight is None:
+            return None
+        if len(works) == len(in_flight.index) and all(work.sequence in in_flight.index for work in works):
+            self._launch_ahead(in_flight)
+            if in_flight.queued and (outcomes := self._read(in_flight, works)) is not None:
+                return outcomes
+        in_flight.graph.clear()
+        self._in_flight = None
+        return None
+
+    def _read(self, in_flight: _InFlight, works: Seq[Work]) -> list[Outcome | None] | None:
+        host, arrived = in_flight.queued.popleft()
+        arrived.wait()
+        num_results = 4 * in_flight.graph.num_heads
+        snapshot = host[num_results:].numpy().reshape(in_flight.graph.count, -1)
+        if not all(self._is_same(work, snapshot[in_flight.index[work.sequence]]) for work in works):
+            return None
+        proposal, outcomes = read_proposal(host[:num_results].view(4, -1)), list[Outcome | None]()
+        for work in works:
+            b = in_flight.index[work.sequence]
+            in_flight.ends[b] = work.end
+            end = (b + 1) * self.block_len
+            outcomes.append(Outcome(proposal[end - work.num_proposals : end], []))
+        return outcomes
+
+    def _launch_ahead(self, in_flight: _InFlight) -> None:
+        graph, page_size, depth = in_flight.graph, self.executor.cache.page_size, in_flight.depth()
+        while len(in_flight.queued) < depth and in_flight.has_pages(page_size):
+            graph.send_pages(in_flight.index)
+            in_flight.queued.append(graph.launch(in_flight.options))
+
+    def _is_same(self, work: Work, computed: npt.NDArray[np.int32]) -> bool:
+        """Whether a round computed the rows of `work`, with the same noise."""
+        sequence, length = work.sequence, self.block_len
+        if work.tail is None or sequence.canvas is None or len(work.tail.token_ids) != length:
+            return False
+        if sequence.constraint is not None:
+            return False
+        start, step, writes, *rows = computed.tolist()
+        if (start, step, writes * length) != (work.end, sequence.canvas.step, work.end - work.start):
+            return False
+        before = sequence.tokens[work.start : work.end]
+        return rows[: len(before)] == before and rows[length:] == shown(work)

@@ -1,0 +1,75 @@
+"""Block rounds: rows and decisions on the device are those of the host, and so are the texts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.triton_interpreter import refusal
+
+if (reason := refusal()) is not None:
+    pytest.skip(reason, allow_module_level=True)
+
+from dataclasses import replace
+
+from quicksilver.backends.cuda.block_rounds import has_rounds
+from quicksilver.core import DecoderParams, Request
+from tests.support.block_checks import BLOCK, RULES, block_engine, check_decisions, check_rounds, check_rows, run_all
+from tests.support.dialect_graph_checks import dialect_on_graphs
+from tests.support.dialects import tiny_dialect
+from tests.support.graph_checks import TINIEST
+from tests.support.tiny import decode_params
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.mark.parametrize("sub_block_len", [0, 4])
+@pytest.mark.parametrize("params", RULES, ids=lambda params: str(params.rule))
+def test_the_device_decides_as_the_decoder(params: DecoderParams, sub_block_len: int) -> None:
+    check_decisions(params, replace(BLOCK, sub_block_len=sub_block_len), seed=1)
+
+
+@pytest.mark.parametrize("block_len", [4, 6])
+def test_rows_are_those_of_the_batch(block_len: int) -> None:
+    check_rows(replace(BLOCK, block_len=block_len))
+
+
+def test_texts_are_those_of_ordinary_forwards() -> None:
+    """One request after the other, of all rules, with stop tokens and answers that end inside a block."""
+    shared = {"max_new_tokens": 10, "threshold": 0.05}
+    options = [
+        decode_params("confidence", **shared),
+        decode_params("confidence", **shared, temperature=0.8),
+        decode_params("confidence", rule="static", steps=2, max_new_tokens=11, stop_ids=(3, 17)),
+        decode_params("confidence", rule="dynamic", steps=3, banned_ids=(5,), logit_bias={7: 1.0}, **shared),
+    ]
+    with torch.inference_mode():
+        check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 4, 9, 3], max_sequences=1)
+
+
+def test_requests_that_join_and_leave_have_their_tokens() -> None:
+    options = [decode_params("confidence", threshold=0.05, max_new_tokens=count) for count in (9, 17)]
+    with torch.inference_mode():
+        check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 8, 2], max_sequences=4)
+
+
+def test_other_requests_run_in_ordinary_forwards() -> None:
+    with torch.inference_mode():
+        model = dialect_on_graphs("sdar", TINIEST)
+        engine, rounds = block_engine(model, max_sequences=2)
+        assert rounds is not None
+        for one in (
+            decode_params("confidence", max_new_tokens=3, rule="factor"),
+            decode_params("confidence", max_new_tokens=3, logprobs=1),
+            decode_params("edit", max_new_tokens=3),
+        ):
+            run_all(engine, [Request("0", (1, 2, 3), one)])
+        assert rounds.num_read == 0
+
+
+def test_dialects_with_rounds() -> None:
+    names = ("sdar", "stable-diffcoder", "fast-dllm-v2", "nemotron-labs-diffusion", "i-dlm", "wedlm-8b", "dream")
+    assert [name for name in names if has_rounds(tiny_dialect(name))] == ["sdar", "stable-diffcoder"]
