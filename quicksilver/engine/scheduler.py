@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
-from time import monotonic, thread_time
+from time import monotonic
 
 from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost
@@ -47,7 +47,7 @@ class Scheduler:
         config: EngineConfig,
         pool: PagePool,
         round_cost: RoundCost | None = None,
-        clock: Callable[[], float] = thread_time,
+        clock: Callable[[], float] | None = None,
         slots: DecodeSlots | None = None,
         wall_clock: Callable[[], float] = monotonic,
     ) -> None:

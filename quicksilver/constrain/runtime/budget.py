@@ -28,6 +28,31 @@ def slack_of(path: Sequence[int]) -> int:
     return min(SLACK, max(0, len(path) - 2))
 
 
+class Completion:
+    """Tokens that complete a text, in the alphabet of bytes and joined into tokens of the vocabulary."""
+
+    __slots__ = ("_joined", "_tokens", "path")
+
+    def __init__(self, tokens: Tokens, path: list[int]) -> None:
+        self._tokens, self.path = tokens, path
+        self._joined: list[int] | None = None
+
+    @property
+    def joined(self) -> list[int]:
+        if self._joined is None:
+            self._joined = self._tokens.join(self.path)
+        return self._joined
+
+    def fits(self, room: int) -> bool:
+        """Whether it has at most `room` tokens."""
+        return len(self.path) <= room or len(self.joined) <= room
+
+    def after(self, spelled: Sequence[int]) -> Completion | None:
+        """The rest of it, if it begins with `spelled`."""
+        count = len(spelled)
+        return Completion(self._tokens, self.path[count:]) if self.path[:count] == spelled else None
+
+
 class CompletionBudget:
     """The completion of one constraint. The number of remaining tokens is unknown until the first call of `closing`."""
 
@@ -40,63 +65,63 @@ class CompletionBudget:
         self._unread: list[int] = []
         self._room: int | None = None
         self._is_due = False
-        self._path: list[int] | None = None
+        # The completion to start when it is due, if `_has_path`; None if none was found.
+        self._path: Completion | None = None
         self._has_path = False
         self._is_off = False
         # Tokens to wait after a search that found nothing.
         self._num_resting = 0
-        # The last completion that a search found, in the alphabet and in tokens.
-        self._known: tuple[list[int], list[int]] | None = None
+        # The last completion that a search found, or what the text has left of it; and whether it is known to complete
+        # the text as it is now.
+        self._known: Completion | None = None
+        self._is_known_valid = False
         # Tokens that were found affordable, and the completion after them.
-        self._foreseen: tuple[list[int], list[int]] = ([], [])
+        self._foreseen: tuple[list[int], Completion | None] = ([], None)
 
     def copy(self) -> CompletionBudget:
         twin = CompletionBudget(self._tokens, self._matcher.deep_copy(), self._words)
         twin._unread, twin._room = list(self._unread), self._room
         twin._is_due, twin._is_off, twin._num_resting = self._is_due, self._is_off, self._num_resting
-        twin._known = self._known
+        twin._known, twin._is_known_valid = self._known, self._is_known_valid
         return twin
 
-    def advance(self, token_id: int) -> None:
-        self._unread.append(token_id)
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._unread += tokens
         self._has_path = self._is_due = False
-        self._num_resting = max(0, self._num_resting - 1)
+        self._num_resting = max(0, self._num_resting - len(tokens))
         if self._room is not None:
-            self._room -= 1
-        expected, path = self._foreseen
-        if expected[:1] == [token_id]:
-            del expected[0]
-            if not expected:
-                self._path, self._has_path = path, True
-        else:
-            self._foreseen = ([], [])
+            self._room -= len(tokens)
+        (expected, path), self._foreseen = self._foreseen, ([], None)
+        rest = tokens
+        if expected and list(tokens[: len(expected)]) == expected:
+            rest = tokens[len(expected) :]
+            self._path, self._has_path = path, not rest
+            self._known, self._is_known_valid = path, path is not None
+        if self._is_known_valid:
+            self._pass_known(rest)
 
     def closing(self, room: int) -> list[int] | None:
         """Tokens that complete the text, if they must start now to fit into `room` tokens."""
         self._room = room
-        if room > NEAR:
+        if room > NEAR or (not self._has_path and not self._is_due and self._continue_known([]) is not None):
             return None
         path = self._completion()
         if path is None:
             return None
         # A token shortens the completion by at most one, so a completion that does not fit now never will.
-        self._is_off = len(path) > room
-        return path if not self._is_off and (self._is_due or len(path) == room) else None
+        self._is_off = len(path.joined) > room
+        return path.joined if not self._is_off and (self._is_due or len(path.joined) == room) else None
 
     def affordable(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may be accepted so that a completion still fits after them."""
         if self._room is None or self._room - len(tokens) > NEAR or not tokens:
             return len(tokens)
-        if self._known is not None and len(tokens) + len(self._known[1]) + COMFORT <= self._room:
-            # Most tokens continue a value, and what completed the text before still completes it.
-            self._catch_up()
-            ahead = self._matcher.deep_copy()
-            if self._feed(ahead, tokens) and self._keep_known(ahead, tokens):
-                self._foreseen = (list(tokens), self._known[1])
-                return len(tokens)
+        if (rest := self._continue_known(tokens)) is not None:
+            self._foreseen = (list(tokens), rest)
+            return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
             rest = self._completion_after(tokens[:num_taken])
-            if rest is not None and num_taken + len(rest) + slack_of(rest) <= self._room:
+            if rest is not None and num_taken + len(rest.joined) + slack_of(rest.joined) <= self._room:
                 self._foreseen = (list(tokens[:num_taken]), rest)
                 return num_taken
             if self._is_off or not self._fits():
@@ -104,39 +129,52 @@ class CompletionBudget:
         self._is_due = True
         return 0
 
-    def _keep_known(self, ahead: LLMatcher, tokens: Sequence[int]) -> bool:
-        """Whether what is left of the last completion after `tokens`, or else all of it, completes the text of `ahead`,
-        which has taken them. If so, it is the last completion from now on."""
-        assert self._known is not None
-        path, joined = self._known
-        spelled = [i for token_id in tokens for i in self._tokens.spell(token_id) or (-1,)]
-        if path[: len(spelled)] == spelled:
-            rest = path[len(spelled) :]
-            rest_joined = self._tokens.join(rest)
-            if len(rest_joined) <= len(joined) and _completes(ahead, rest):
-                self._known = (rest, rest_joined)
-                return True
-        return _completes(ahead, path)
+    def _continue_known(self, tokens: Sequence[int]) -> Completion | None:
+        """What completes the text after `tokens` with room to spare, without a search: what they leave of the last
+        completion, or all of it. Most tokens continue a value, and what completed the text before still does."""
+        known, room = self._known, self._room
+        spelled = self._spell(tokens)
+        if known is None or room is None or spelled is None:
+            return None
+        spare = room - len(tokens) - COMFORT
+        if self._is_known_valid and (rest := known.after(spelled)) is not None and rest.fits(spare):
+            return rest
+        if not known.fits(spare):
+            return None
+        self._catch_up()
+        if not self._completes(self._matcher, [*spelled, *known.path]):
+            return None
+        self._is_known_valid |= not tokens
+        return known
+
+    def _pass_known(self, tokens: Sequence[int]) -> None:
+        """Removes committed tokens from the last completion, if it begins with them."""
+        spelled = self._spell(tokens)
+        rest = self._known.after(spelled) if self._known is not None and spelled is not None else None
+        self._known, self._is_known_valid = rest or self._known, rest is not None
 
     def _fits(self) -> bool:
         """Whether a completion from here fits. If none does, no token is refused."""
         path = self._completion()
-        return path is not None and self._room is not None and len(path) <= self._room
+        return path is not None and self._room is not None and len(path.joined) <= self._room
 
-    def _completion(self) -> list[int] | None:
+    def _completion(self) -> Completion | None:
         if not self._has_path:
             self._catch_up()
             self._path = self._find(self._matcher)
             self._has_path = True
+            if self._path is not None:
+                self._known, self._is_known_valid = self._path, True
         return self._path
 
-    def _completion_after(self, tokens: Sequence[int]) -> list[int] | None:
+    def _completion_after(self, tokens: Sequence[int]) -> Completion | None:
         self._catch_up()
         ahead = self._matcher.deep_copy()
         return self._find(ahead) if self._feed(ahead, tokens) else None
 
-    def _find(self, matcher: LLMatcher) -> list[int] | None:
-        """A completion in tokens. A grammar whose search is too slow is not searched again."""
+    def _find(self, matcher: LLMatcher) -> Completion | None:
+        """The shorter one of a completion that a search finds and the last one. A grammar whose search is too slow is
+        not searched again."""
         if self._is_off or self._num_resting:
             return None
         try:
@@ -147,26 +185,31 @@ class CompletionBudget:
         if path is None:
             self._num_resting = REST
             return None
-        joined = self._tokens.join(path)
-        if self._known is not None and len(self._known[1]) < len(joined) and _completes(matcher, self._known[0]):
-            return self._known[1]
-        self._known = (path, joined)
-        return joined
+        found, known = Completion(self._tokens, path), self._known
+        if known is not None and len(known.joined) < len(found.joined) and self._completes(matcher, known.path):
+            return known
+        return found
+
+    def _completes(self, matcher: LLMatcher, path: list[int]) -> bool:
+        """Whether the text is complete after `path`."""
+        return matcher.validate_tokens([*path, self._tokens.alphabet.end_id]) > len(path)
 
     def _catch_up(self) -> None:
-        self._feed(self._matcher, self._unread)
-        self._unread.clear()
+        if self._unread:
+            self._feed(self._matcher, self._unread)
+            self._unread.clear()
 
     def _feed(self, matcher: LLMatcher, tokens: Sequence[int]) -> bool:
         """Whether the byte automaton accepted the tokens. If not, it is in error and has no completion."""
+        spelled = self._spell(tokens)
+        return spelled is not None and bool(matcher.consume_tokens(spelled))
+
+    def _spell(self, tokens: Sequence[int]) -> list[int] | None:
+        """The tokens in the alphabet of bytes; None if one has a byte without an id."""
+        spelled: list[int] = []
         for token_id in tokens:
-            spelled = self._tokens.spell(token_id)
-            if spelled is None or not matcher.consume_tokens(spelled):
-                return False
-        return True
-
-
-def _completes(matcher: LLMatcher, path: list[int]) -> bool:
-    """Whether the text is complete after `path`. The matcher is not advanced."""
-    after = matcher.deep_copy()
-    return (not path or bool(after.consume_tokens(path))) and bool(after.is_accepting())
+            one = self._tokens.spell(token_id)
+            if one is None:
+                return None
+            spelled += one
+        return spelled

@@ -47,10 +47,10 @@ class DigitGuard:
     """The limit for one vocabulary."""
 
     def __init__(self, token_bytes: Sequence[bytes], num_words: int) -> None:
-        self._leading = np.array([leading_digits(text) for text in token_bytes], dtype=np.int64)
+        self._leading = [leading_digits(text) for text in token_bytes]
         self._num_words = num_words
-        self._longest = int(self._leading.max(initial=0))
-        self._by_count = {n: self._bits(self._leading >= n) for n in range(1, self._longest + 1)}
+        leading = np.array(self._leading, dtype=np.int64)
+        self._by_count = {n: self._bits(leading >= n) for n in range(1, int(leading.max(initial=0)) + 1)}
 
     def too_long(self, tail: bytes) -> Bits | None:
         """Bits of the tokens that would make the number too long; None if there are none."""
@@ -59,8 +59,11 @@ class DigitGuard:
 
     def exceeds(self, tail: bytes, token_id: int) -> bool:
         """Whether this token would make the number at the end of `tail` too long."""
+        num_digits = self._leading[token_id]
+        if not num_digits:
+            return False
         left = digits_left(tail)
-        return left is not None and int(self._leading[token_id]) > max(left, 0)
+        return left is not None and num_digits > max(left, 0)
 
     def _bits(self, chosen: NDArray[np.bool_]) -> Bits:
         padded = np.zeros(self._num_words * 32, dtype=np.bool_)

@@ -28,7 +28,6 @@ MAX_THREADS = 8
 
 @dataclass(slots=True)
 class _Walk:
-    constraint: GrammarConstraint
     lookahead: Lookahead
     ahead: Sequence[int]
     rows: Bits
@@ -39,10 +38,9 @@ class _Walk:
         row: Bits = self.rows[self.num_rows]
         return row
 
-    def advance(self) -> bool:
-        """Takes the token after the last row that was written; whether another row follows."""
-        at = self.num_rows - 1
-        return at < len(self.ahead) and self.num_rows < len(self.rows) and self.lookahead.take(self.ahead[at])
+    def goes_on(self) -> bool:
+        """Whether another row follows those that are written."""
+        return self.num_rows < len(self.rows) and self.lookahead.goes_on(self.num_rows - 1, self.ahead)
 
 
 class LlguidanceMasks:
@@ -61,29 +59,24 @@ class LlguidanceMasks:
 
     def write_masks(self, tasks: Sequence[MaskTask[GrammarConstraint]]) -> list[int]:
         walks = [self._walk(*task) for task in tasks]
-        try:
-            active = [walk for walk in walks if not walk.num_rows]
-            while active:
-                self._write_rows(active)
-                active = [walk for walk in active if walk.advance()]
-        finally:
-            for walk in walks:
-                walk.lookahead.go_back()
-        for walk in walks:
-            walk.constraint.require_sound()
+        active = [walk for walk in walks if not walk.num_rows]
+        while active:
+            self._write_rows(active)
+            active = [walk for walk in active if walk.goes_on()]
+        for constraint, _, _ in tasks:
+            constraint.require_sound()
         return [walk.num_rows for walk in walks]
 
     def _walk(self, constraint: GrammarConstraint, ahead: Sequence[int], out: memoryview) -> _Walk:
         rows = np.asarray(out).reshape(-1, self._tokens.num_words)
-        walk = _Walk(constraint, constraint.lookahead(), ahead, rows)
         if constraint.has_ended:
             rows[0] = self._tokens.end_bits
-            walk.num_rows = 1
-        return walk
+            return _Walk(constraint.lookahead, ahead, rows, num_rows=1)
+        return _Walk(constraint.lookahead, ahead, rows)
 
     def _write_rows(self, walks: Sequence[_Walk]) -> None:
         """Writes the next row of every walk."""
-        open_walks = [walk for walk in walks if not walk.lookahead.write_forced(walk.next_row)]
+        open_walks = [walk for walk in walks if not walk.lookahead.write_known(walk.num_rows, walk.next_row)]
         if len(open_walks) < 2:
             for walk in open_walks:
                 self._tokens.write_allowed(walk.lookahead.matcher, walk.next_row)
@@ -92,7 +85,7 @@ class LlguidanceMasks:
             for walk, bits in zip(open_walks, self._tokens.allowed_rows(matchers, self._executor), strict=True):
                 walk.next_row[:] = bits
         for walk in open_walks:
-            walk.lookahead.keep_short(walk.next_row)
+            walk.lookahead.keep_short(walk.num_rows, walk.next_row)
         for walk in walks:
             walk.num_rows += 1
 

@@ -7,8 +7,7 @@ which may differ from the tokenizer's vocabulary.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -93,41 +92,35 @@ class GrammarConstraint:
         self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget, group: LlguidanceMasks | None = None
     ) -> None:
         self._tokens = tokens
-        self._matcher = matcher
         self._budget = budget
         self.group = group
-        self._tail = b""  # the last bytes of the text
-        self._due: list[int] | None = None  # forced tokens that are not committed yet; None: not computed
+        self.lookahead = Lookahead(tokens, matcher)
         self.has_ended = False
 
     def copy(self) -> GrammarConstraint:
-        twin = GrammarConstraint(self._tokens, self._matcher.deep_copy(), self._budget.copy(), self.group)
-        twin._tail, twin._due, twin.has_ended = self._tail, self._due, self.has_ended
+        twin = GrammarConstraint(self._tokens, self._matcher, self._budget.copy(), self.group)
+        twin.lookahead, twin.has_ended = self.lookahead.copy(), self.has_ended
         return twin
+
+    @property
+    def _matcher(self) -> LLMatcher:
+        return self.lookahead.matcher
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         if self.has_ended:
             return []
-        with self._walk() as walk:
-            if not all(walk.follow(token_id) for token_id in ahead):
-                return []
-            forced = walk.consume_forced()
-        if not ahead:
-            self._due = forced
-        return list(forced)
+        is_legal = self.lookahead.reach(ahead) == len(ahead)
+        forced = self.lookahead.forced(len(ahead)) if is_legal else []
+        self.require_sound()
+        return forced
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         rows = np.asarray(out).reshape(-1, self._tokens.num_words)
         if self.has_ended:
             rows[0] = self._tokens.end_bits
             return 1
-        num_rows = 0
-        with self._walk() as walk:
-            for row, token_id in zip(rows, [*ahead, None], strict=False):
-                walk.write(row)
-                num_rows += 1
-                if token_id is None or not walk.take(token_id):
-                    break
+        num_rows = self.lookahead.write(ahead, rows)
+        self.require_sound()
         return num_rows
 
     def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
@@ -136,33 +129,42 @@ class GrammarConstraint:
     def legal_prefix(self, tokens: Sequence[int]) -> int:
         if self.has_ended:
             return 0
-        with self._walk() as walk:
-            num_taken = next((i for i, token_id in enumerate(tokens) if not walk.follow(token_id)), len(tokens))
-            is_end = num_taken < len(tokens) and tokens[num_taken] in self._tokens.eos_ids
-            may_end = is_end and self._matcher.is_accepting()
+        num_taken = self.lookahead.reach(tokens)
+        is_end = num_taken < len(tokens) and tokens[num_taken] in self._tokens.eos_ids
+        may_end = is_end and self.lookahead.may_end(num_taken)
+        self.require_sound()
         affordable = self._budget.affordable(tokens[:num_taken])
         return num_taken + 1 if may_end and affordable == num_taken else affordable
 
     def advance(self, tokens: Sequence[int]) -> None:
-        walk = self.lookahead()
-        for token_id in tokens:
-            if token_id in self._tokens.eos_ids and self.can_stop():
-                self.has_ended = True
+        start = 0
+        for i, token_id in enumerate(tokens):
+            if token_id not in self._tokens.eos_ids:
                 continue
-            if not self.has_ended:
-                walk.forced()
-            if self.has_ended or not self._matcher.consume_token(token_id):
-                raise RowFailed(f"token {token_id} does not fit the grammar")
-            walk.note(token_id)
-            self._budget.advance(token_id)
-        self._tail, self._due = walk.tail, walk.due
+            self._commit(tokens[start:i])
+            if self.can_stop():
+                self.has_ended, start = True, i + 1
+            else:
+                start = i
+        self._commit(tokens[start:])
+
+    def _commit(self, tokens: Sequence[int]) -> None:
+        if not tokens:
+            return
+        num_taken = 0 if self.has_ended else self.lookahead.commit(tokens)
+        if num_taken < len(tokens):
+            raise RowFailed(f"token {tokens[num_taken]} does not fit the grammar")
+        self._budget.advance(tokens)
 
     def can_stop(self) -> bool:
-        return self.has_ended or self._matcher.is_accepting()
+        return self.has_ended or self.lookahead.may_end(0)
 
     def must_stop(self) -> bool:
         self.require_sound()
-        return self.has_ended or self._matcher.is_stopped()
+        if self.has_ended:
+            return True
+        self.lookahead.move(0)
+        return self._matcher.is_stopped()
 
     def closing(self, room: int) -> list[int] | None:
         """See `CompletionBudget`. The call also sets the number of remaining tokens for `legal_prefix`. An empty list
@@ -170,25 +172,14 @@ class GrammarConstraint:
         if self.has_ended:
             return None
         path = self._budget.closing(room)
-        return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
+        if path is None:
+            return None
+        self.lookahead.move(0)
+        return None if self._matcher.validate_tokens(path) < len(path) else path
 
     def is_over(self) -> bool:
         """A grammar constrains every token until the end, so never."""
         return False
-
-    @contextmanager
-    def _walk(self) -> Iterator[Lookahead]:
-        """A lookahead that leaves the automaton unchanged; raises RowFailed if the automaton failed."""
-        walk = self.lookahead()
-        try:
-            yield walk
-        finally:
-            walk.go_back()
-        self.require_sound()
-
-    def lookahead(self) -> Lookahead:
-        """A lookahead from the committed text. It must end with `go_back`."""
-        return Lookahead(self._tokens, self._matcher, self._tail, self._due)
 
     def require_sound(self) -> None:
         """Raises RowFailed if the automaton failed."""

@@ -7,13 +7,28 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum
+from typing import Any, TypeVar
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from quicksilver.constrain.alphabet import make_alphabet
 from quicksilver.constrain.runtime.digits import TAIL_LEN, Bits, DigitGuard
+
+# Results that `Tokens.memo` keeps.
+MAX_MEMO = 4096
+Answer = TypeVar("Answer")
+
+
+class Missing(Enum):
+    """No result is known; None is a result."""
+
+    MISSING = 0
+
+
+MISSING = Missing.MISSING
 
 
 class Tokens:
@@ -39,6 +54,22 @@ class Tokens:
         # Whether masks of an automaton are as wide as the logits, without bits behind the last token.
         self._is_whole_width = self._full_words == self.num_words and bool((self.width_bits == -1).all())
         self._joins: dict[tuple[int, int], bool] = {}
+        self._memo: dict[object, Any] = {}
+        self._spelled: dict[int, list[int] | None] = {}
+        # Where a bitmask has the tokens of single bytes, and these bytes.
+        known = [(byte, i) for byte, i in byte_ids.items() if i < vocab_size]
+        self._byte_words = np.array([i >> 5 for _, i in known], dtype=np.intp)
+        self._byte_bits = np.array([1 << (i & 31) for _, i in known], dtype=np.uint32).view(np.int32)
+        self._byte_values = np.array([byte for byte, _ in known], dtype=np.uint8)
+
+    def memo(self, key: Hashable, compute: Callable[[], Answer]) -> Answer:
+        """A result that depends on the vocabulary and `key` only, computed once."""
+        found: Answer | Missing = self._memo.get(key, MISSING)
+        if isinstance(found, Missing):
+            if len(self._memo) >= MAX_MEMO:
+                self._memo.clear()
+            found = self._memo[key] = compute()
+        return found
 
     def extend(self, tail: bytes, token_id: int) -> bytes:
         """The last bytes of the text after one more token."""
@@ -55,7 +86,10 @@ class Tokens:
 
     def spell(self, token_id: int) -> list[int] | None:
         """The ids of a token in the alphabet of bytes."""
-        return [token_id] if token_id in self._special else self.alphabet.spell(self._bytes[token_id])
+        if token_id not in self._spelled:
+            is_special = token_id in self._special
+            self._spelled[token_id] = [token_id] if is_special else self.alphabet.spell(self._bytes[token_id])
+        return self._spelled[token_id]
 
     def join(self, path: Sequence[int]) -> list[int]:
         """A path in the alphabet as tokens of the vocabulary."""
@@ -107,10 +141,10 @@ class Tokens:
         executor.unsafe_compute_mask_ptr(places, full.ctypes.data, full.strides[0], len(full))
         return full if self._is_whole_width else full[:, : self.num_words] & self.width_bits
 
-    def allowed_bytes(self, bits: Bits) -> list[int]:
+    def allowed_bytes(self, bits: Bits) -> bytes:
         """Bytes that are allowed next as single-byte tokens."""
-        ids = self.alphabet.byte_ids.items()
-        return [byte for byte, i in ids if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
+        allowed: bytes = self._byte_values[(bits[self._byte_words] & self._byte_bits) != 0].tobytes()
+        return allowed
 
 
 def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:
