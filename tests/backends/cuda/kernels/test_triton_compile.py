@@ -1,4 +1,4 @@
-"""The kernels of linears, adapters, experts and block rounds compile for Hopper, which the interpreter does not check."""
+"""The kernels of linears, adapters, experts and blocks compile for Hopper, which the interpreter does not check."""
 
 from __future__ import annotations
 
