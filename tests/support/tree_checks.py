@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,9 +93,9 @@ class Case:
         store_draft(self.state, results, torch.stack([c.flatten() for c in columns]).to(here().device))
         return results[0]
 
-    def looked_up(self, b: int, find: Callable[..., Tensor] = with_lookup) -> list[int]:
+    def looked_up(self, b: int, find: Callable[..., Any] = with_lookup) -> list[int]:
         known_text = [*self.text[b, : self.start[b] + 1].tolist(), int(self.drafts[b, 0])]
-        return list(find(known_text, self.drafts[b, 1:], self.confidence[b, 1:]).tolist())
+        return list(find(known_text, self.drafts[b, 1:].cpu().numpy(), self.confidence[b, 1:].cpu().numpy()).tolist())
 
     def choices(self, b: int) -> list[list[tuple[int, float]]]:
         """Per position: tokens and their probabilities."""

@@ -28,7 +28,8 @@ from tests.support.tiny import decode_params
 def work_of(params: DecodeParams, constraint: Staircase | None = None) -> SimpleNamespace:
     """The part of a Work that sampling options depend on."""
     request = SimpleNamespace(params=params)
-    return SimpleNamespace(sequence=SimpleNamespace(request=request, decoder=None, constraint=constraint))
+    sequence = SimpleNamespace(request=request, decoder=None, constraint=constraint, fits_fused_head=None)
+    return SimpleNamespace(sequence=sequence)
 
 
 @pytest.mark.parametrize(
