@@ -132,7 +132,7 @@ def _down_kernel(
                 given = tl.load(from_hidden + start, mask=is_pair[:, None] & is_in, other=0.0)
                 weights = tl.load(from_w + start, mask=is_in, other=0.0)
             if FP8:
-                at = hidden_steps + (start // BLOCK_K).to(tl.int64) * num_pairs + pair
+                at = hidden_steps + start // BLOCK_K * num_pairs + pair
                 total += tl.dot(weights, tl.trans(given)) * tl.load(at, mask=is_pair, other=0.0)[None, :]
             else:
                 total = tl.dot(weights, tl.trans(given), total, input_precision="ieee")
