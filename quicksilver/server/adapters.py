@@ -2,7 +2,7 @@
 
 A request that names an adapter runs in the worker of its base model, in one batch with the other requests there.
 Adapters that the command line names are models of the server. Further ones come from an `AdapterSource`, which may
-return other adapters to each tenant.
+return other adapters to each tenant: `TunedAdapters` returns the tuned models of each project.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from quicksilver.adapters import AdapterRef, stacked
@@ -25,6 +26,8 @@ from quicksilver.core import (
     Scores,
 )
 from quicksilver.errors import ModelNotFound
+from quicksilver.server.storage import Storage
+from quicksilver.tuning.models import ADAPTERS, PREFIX, TunedModel, adapter_file, adapter_path, find_model, list_models
 
 
 @runtime_checkable
@@ -124,3 +127,30 @@ class AdapterEngine:
                 "serve the base with --no-cuda-graphs or --device cpu, or merge the adapter with --adapter PATH",
                 param="model",
             )
+
+
+class TunedAdapters:
+    """Implements `server.adapters.AdapterSource`. Adapter files are copied from the store into `home` on first use."""
+
+    def __init__(self, storage: Storage, home: Path) -> None:
+        self._storage = storage
+        self._folder = home / ADAPTERS
+
+    async def find(self, name: str, tenant: str) -> ServedAdapter | None:
+        if not name.startswith(PREFIX) or not self._storage.has_objects:
+            return None
+        model = await self._storage.run(lambda store: find_model(store, tenant, name))
+        if model is None or model.is_proposed:
+            return None
+        await self._storage.run(lambda store: adapter_file(store, tenant, model, self._folder))
+        return self._served(model)
+
+    async def list(self, tenant: str) -> Sequence[ServedAdapter]:
+        if not self._storage.has_objects:
+            return []
+        models = await self._storage.run(lambda store: list(list_models(store, tenant)))
+        return [self._served(model) for model in models if not model.is_proposed]
+
+    def _served(self, model: TunedModel) -> ServedAdapter:
+        ref = AdapterRef(model.sha256, str(adapter_path(self._folder, model)))
+        return ServedAdapter(model.id, model.base, ref, model.created_at, owned_by="user")

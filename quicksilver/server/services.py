@@ -27,22 +27,18 @@ from quicksilver.accounts.keys import load_pepper
 from quicksilver.constrain.source import ToolTags
 from quicksilver.core import EngineClient, EngineInfo
 from quicksilver.errors import EngineUnavailable, InvalidRequest, ModelNotFound
-from quicksilver.server.adapters import AdapterEngine, AdapterSource, LoadableEngine, ServedAdapter
+from quicksilver.server.adapters import AdapterEngine, AdapterSource, LoadableEngine, ServedAdapter, TunedAdapters
 from quicksilver.server.config import ModelCard, ServerConfig
-from quicksilver.server.encoding.pool import EncoderPool
+from quicksilver.server.encoding.pool import EncoderPool, UpdateMerger
 from quicksilver.server.encoding.prompt_encoder import PromptEncoder
-from quicksilver.server.encoding.update_merger import UpdateMerger
-from quicksilver.server.endpoints.feedback.settings import CaptureSettings
-from quicksilver.server.endpoints.feedback.store import FeedbackLog
+from quicksilver.server.endpoints.feedback.store import CaptureSettings, FeedbackLog
 from quicksilver.server.endpoints.messages.signing import Signer
 from quicksilver.server.engine_probe import EngineProbe
-from quicksilver.server.generation.grammar import GrammarPool
+from quicksilver.server.generation.grammar import GrammarPool, read_tool_tags
 from quicksilver.server.generation.in_flight import InFlightQueue
-from quicksilver.server.generation.tool_tags import read_tool_tags
 from quicksilver.server.http.request_record import Metrics, OpenRequests
 from quicksilver.server.hybrid.state import Hybrid
 from quicksilver.server.storage import Storage
-from quicksilver.server.tuned_adapters import TunedAdapters
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 

@@ -3,11 +3,13 @@ time and memory.
 
 The tokenizer and the parsers hold the interpreter lock while they work, so a long text read here would stop every
 stream of the server. A parser may also crash on a hostile text. Tenants take turns. A process that is lost is replaced,
-and its job is done once more.
+and its job is done once more. UpdateMerger uses the pool where there is one: a text that crashes the parser or takes
+too long to read costs only its own request, and nothing is merged.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from logging import getLogger
 
@@ -15,6 +17,7 @@ import msgspec
 
 from quicksilver.constrain.compile.process import LimitedProcess, RequestKilledProcess
 from quicksilver.constrain.compile.process_pool import PoolRefusal, ProcessPool
+from quicksilver.editing.apply import ApplyRequest, MergedPart, Rewrite, checked_reply, merge
 from quicksilver.errors import InvalidRequest, Unavailable
 from quicksilver.server.encoding.prompt_encoder import Encoded, EncodeJob
 from quicksilver.server.encoding.worker import Checked, CheckRewrite, Job, Merged, MergeUpdate, Reply, Setup
@@ -96,3 +99,25 @@ class EncoderPool(ProcessPool[LimitedProcess]):
         async with self._turn(tenant, max(len(data), MIN_JOB_BYTES)) as process:
             answer = await self._retry(process, lambda: process.request(data))
         return msgspec.msgpack.decode(answer, type=Reply)
+
+
+class UpdateMerger:
+    def __init__(self, pool: EncoderPool | None = None) -> None:
+        self._pool = pool
+
+    async def merge(self, request: ApplyRequest, tenant: str) -> tuple[MergedPart, ...] | None:
+        """The parts of the merged file; None if the merge failed or took more time or memory than allowed."""
+        if self._pool is None:
+            return tuple(await asyncio.to_thread(merge, request.original, request.update))
+        result = await self._pool.perform(MergeUpdate(request.original, request.update), tenant)
+        return result.parts if isinstance(result, Merged) else None
+
+    async def check(self, part: Rewrite, answer: str, tenant: str) -> str | None:
+        """The text of a rewritten part; None if the answer lost code or cannot be checked."""
+        if self._pool is None:
+            return await asyncio.to_thread(checked_reply, part, answer)
+        try:
+            result = await self._pool.perform(CheckRewrite(part, answer), tenant)
+        except Unavailable:
+            return None
+        return result.text if isinstance(result, Checked) else None

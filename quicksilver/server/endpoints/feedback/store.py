@@ -6,6 +6,8 @@ sender gets a normal reply.
 - File: one JSON object per line. A full file is renamed and replaces the previous old file, so the newest reports are
   kept.
 - Database, which all servers share: one object per reply, with the last report about it. The oldest are deleted.
+
+CaptureSettings: which suggestions each project captures, as `quicksilver feedback capture` has set it.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ from quicksilver.accounts.records import StoredObject
 from quicksilver.errors import Unavailable
 from quicksilver.server.endpoints.feedback.wire import FeedbackBody
 from quicksilver.server.storage import DAY_S, Storage
-from quicksilver.tuning.feedback import FEEDBACK, REPORTS_OWNER
+from quicksilver.tuning.feedback import FEEDBACK, REPORTS_OWNER, captured_kinds
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
+
 
 log = logging.getLogger("quicksilver.server")
 
@@ -119,3 +122,27 @@ class FeedbackLog:
 
 def _record(body: FeedbackBody) -> bytes:
     return orjson.dumps({"time": int(time.time()), **body.model_dump(exclude_none=True)})
+
+
+# Seconds for which the setting of a project is remembered.
+KEPT_S = 30.0
+MAX_OWNERS = 4096
+
+
+class CaptureSettings:
+    """Used on one event loop only."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[str, tuple[float, frozenset[str]]] = {}
+
+    async def kinds_of(self, owner: str) -> frozenset[str]:
+        if not self._storage.has_objects:
+            return frozenset()
+        known, now = self._known.get(owner), time.monotonic()
+        if known is None or now - known[0] > KEPT_S:
+            if len(self._known) >= MAX_OWNERS:
+                self._known.clear()
+            known = now, await self._storage.run(lambda store: captured_kinds(store, owner))
+            self._known[owner] = known
+        return known[1]

@@ -1,8 +1,12 @@
-"""The entries of the model lists: what a reply says of each model."""
+"""The entries of the model lists: what a reply says of each model, in OpenAI's form and in Anthropic's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import Request
 
 from quicksilver.core import EngineState
 from quicksilver.server.config import Pricing
@@ -87,3 +91,25 @@ def _pricing(pricing: Pricing) -> PricingReply:
         "input_cache_reads": pricing.input_cache_reads,
         "input_cache_writes": pricing.input_cache_writes,
     }
+
+
+def is_anthropic(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+def anthropic_model(model: ModelReply) -> dict[str, Any]:
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["name"],
+        "created_at": datetime.fromtimestamp(model["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        # Null until the model is loaded for the first time.
+        "max_input_tokens": model.get("context_length"),
+        "max_tokens": model.get("max_output_length"),
+    }
+
+
+def anthropic_models(models: Sequence[ModelReply]) -> dict[str, Any]:
+    data = [anthropic_model(model) for model in models]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

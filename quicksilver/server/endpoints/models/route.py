@@ -6,9 +6,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.errors import ModelNotFound
-from quicksilver.server.endpoints.messages.models import anthropic_model, anthropic_models, is_anthropic
 from quicksilver.server.endpoints.models.codex import FullModelList, with_codex_models
-from quicksilver.server.endpoints.models.listing import describe, entry, listing
+from quicksilver.server.endpoints.models.listing import (
+    anthropic_model,
+    anthropic_models,
+    describe,
+    entry,
+    is_anthropic,
+    listing,
+)
 from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
 from quicksilver.server.http.errors import ErrorReply
 from quicksilver.server.http.guard import caller_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quicksilver.core import FinishReason, Request
-from quicksilver.server.endpoints.feedback import settings
+from quicksilver.server.endpoints.feedback import store
 from quicksilver.tuning.feedback import CAPTURE, kto_lines, read_reports, set_capture
 from tests.server.conftest import Served, says
 from tests.server.endpoints.edits.test_edit import EDIT, PROMPT, REWRITTEN, edit
@@ -76,7 +76,7 @@ async def test_feedback_is_joined_by_the_id_of_the_reply(served: Served) -> None
 async def test_the_setting_of_one_project_does_not_apply_to_another(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "KEPT_S", 0.0)
+    monkeypatch.setattr(store, "KEPT_S", 0.0)
     mine, other = await bank.key(), await bank.key()
     owners = [(await bank.accounts.authenticate(key["authorization"].split(" ")[1])).tenant for key in (mine, other)]
     bank.served.engine.script = says("a + b")
