@@ -1,12 +1,10 @@
 """Reads the data folder: `eval/eval_pack.jsonl.xz` and the held-out part of `train/*.jsonl.xz`.
 
-Standard library only. Training holds out packages by a hash of their name. The same rule is repeated here, because
-`evals` and `training` may not import each other; a test checks that both agree.
+Standard library only.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 import shutil
@@ -17,28 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.errors import InvalidRequest
+from quicksilver.hub.data_files import is_held_out, read_records
 
 Record = Mapping[str, Any]
 
 PACK = Path("eval") / "eval_pack.jsonl.xz"
-HELD_OUT_PERCENT = 6
 BY_PACKAGE = ("code_python", "code_js_ts", "edits_python")
 WHOLE = ("tools_sgd_dev", "tools_sgd_test")
-
-
-def is_held_out(name: str) -> bool:
-    """Whether a package of this name is held out from training."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
-
-
-def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a `.jsonl.xz` file in order."""
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-    except OSError as error:
-        raise InvalidRequest(f"evaluation data: {error}", param="data") from error
 
 
 def pack_records(data: Path, task: str) -> Sequence[Record]:

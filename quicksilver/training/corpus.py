@@ -1,14 +1,9 @@
-"""Reads the source files of training data and selects the held-out part.
-
-Needs only the standard library and numpy. Files are streamed line by line. A hash of its name decides whether a package
-or schema is held out, so the split is the same in every run and every evaluation.
+"""Texts of the evaluations, and training texts that share a passage with them. Needs only the standard library and
+numpy.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import lzma
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,25 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quicksilver.errors import InvalidRequest
+from quicksilver.hub.data_files import read_records
 
-HELD_OUT_PERCENT = 6
 GRAM_LEN = 13
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a `.jsonl.xz` file, in order."""
-    try:
-        with lzma.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-    except OSError as error:
-        raise InvalidRequest(f"training data: {error}") from error
-
-
-def is_held_out(name: str) -> bool:
-    """Whether a package, schema or file of this name is reserved for evaluation."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % 100 < HELD_OUT_PERCENT
 
 
 class OverlapCheck:
@@ -54,7 +33,7 @@ class OverlapCheck:
 
 def evaluation_texts(path: Path) -> Iterator[str]:
     """Yield every string of every row of an evaluation pack."""
-    for row in read_rows(path):
+    for row in read_records(path):
         yield from _strings(row)
 
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from quicksilver.hub.data_files import is_held_out, read_records
 from quicksilver.text.chat import Message, Tool, ToolCall
-from quicksilver.training.corpus import is_held_out, read_rows
 from quicksilver.training.rows import ChatRow, EditRow, PlainRow, Row, TextRow, exchange
 from quicksilver.training.synthesis import commits
 from quicksilver.training.synthesis.apply import apply_rows
@@ -51,7 +51,7 @@ _ENDLESS = 1 << 30
 
 def _mix(names: tuple[str, ...]) -> Source:
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-        for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+        for row in read_records(folder / "instructions_mix.jsonl.xz"):
             turns = tuple(Message(m["role"], m["content"]) for m in row["m"])
             if row["s"].startswith(names) and keep(turns[0].content):
                 yield ChatRow(turns, is_prompt_only=row["s"].startswith(_AMBER))
@@ -62,7 +62,7 @@ def _mix(names: tuple[str, ...]) -> Source:
 def _questions(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
     """Training splits of question sets without a template, as likelihood is scored."""
     names = ("csqa-train", "openbookqa-train", "socialiqa-train")
-    for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+    for row in read_records(folder / "instructions_mix.jsonl.xz"):
         question, answer = row["m"][0]["content"], row["m"][-1]["content"]
         if row["s"] in names and keep(question):
             yield PlainRow(f"Question: {question.partition(chr(10) + 'Options:')[0]}\nAnswer:", f" {answer}")
@@ -70,7 +70,7 @@ def _questions(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
 
 def _word_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
     """GSM8K's training split with the working in the thinking channel."""
-    for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+    for row in read_records(folder / "instructions_mix.jsonl.xz"):
         question = row["m"][0]["content"]
         if row["s"] == "gsm8k-train" and keep(question):
             working, _, final = row["m"][-1]["content"].rpartition("The answer is ")
@@ -93,14 +93,14 @@ def _asked_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Ro
 
 
 def _sni(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-    for row in read_rows(folder / "instructions_sni.jsonl.xz"):
+    for row in read_records(folder / "instructions_sni.jsonl.xz"):
         if keep(row["in"]):
             yield exchange(f"{row['def']}\n\n{row['in']}", row["out"])
 
 
 def _text(file: str, chunk_chars: int, per_document: int) -> Source:
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-        for row in read_rows(folder / file):
+        for row in read_records(folder / file):
             if not keep(str(row.get("p") or row.get("n"))):
                 continue
             text = row["t"].replace("\r\n", "\n")
@@ -114,18 +114,18 @@ def _text(file: str, chunk_chars: int, per_document: int) -> Source:
 
 def _fim(file: str) -> Source:
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-        texts = (row["t"] for row in read_rows(folder / file) if keep(row["p"]))
+        texts = (row["t"] for row in read_records(folder / file) if keep(row["p"]))
         yield from fim_rows(texts, 8, rng)
 
     return rows
 
 
 def _functions(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-    yield from function_rows((row["t"] for row in read_rows(folder / "code_python.jsonl.xz") if keep(row["p"])), rng)
+    yield from function_rows((row["t"] for row in read_records(folder / "code_python.jsonl.xz") if keep(row["p"])), rng)
 
 
 def _edits(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-    for row in read_rows(folder / "edits_python.jsonl.xz"):
+    for row in read_records(folder / "edits_python.jsonl.xz"):
         if keep(row["p"]):
             yield from edit_rows(row, rng)
 
@@ -134,7 +134,7 @@ def _commits(*kinds: str, make: MakeRows = commits.commit_rows) -> Source:
     """Rows of real commits, which lie in a folder beside the training data."""
 
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-        for record in read_rows(folder.parent / "edits" / "train.jsonl.xz"):
+        for record in read_records(folder.parent / "edits" / "train.jsonl.xz"):
             kind = commits.SIMULATED if record["kind"].startswith(commits.SIMULATED) else record["kind"]
             if kind in kinds and keep(record["id"]):
                 yield from make(record, rng)
@@ -143,14 +143,14 @@ def _commits(*kinds: str, make: MakeRows = commits.commit_rows) -> Source:
 
 
 def _apply(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-    for row in read_rows(folder / "edits_python.jsonl.xz"):
+    for row in read_records(folder / "edits_python.jsonl.xz"):
         if keep(row["p"]):
             yield from apply_rows(row, rng)
 
 
 def _sgd(file: str) -> Source:
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-        for row in read_rows(folder / file):
+        for row in read_records(folder / file):
             yield from _dialogue(row, rng)
 
     return rows
@@ -183,7 +183,7 @@ def _snake(name: str) -> str:
 
 def _schemas(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
     """Schemas as requests; the instances are built by rule here, and only those that validate are kept."""
-    for row in read_rows(folder / "json_schema_pairs.jsonl.xz"):
+    for row in read_records(folder / "json_schema_pairs.jsonl.xz"):
         schema = row["schema"]
         written = json.dumps(schema)
         if len(written) <= _LONGEST_SCHEMA and keep(written):
@@ -280,7 +280,7 @@ def held_out_rows(domain: str, folder: Path, seed: int) -> Iterator[Row]:
 def held_out_edits(folder: Path, seed: int) -> Iterator[tuple[str, EditRow]]:
     """Next edits of commit records that no training row comes from, each with its kind."""
     rng = random.Random(f"{seed}/held-out/commits")
-    for record in read_rows(folder.parent / "edits" / "train.jsonl.xz"):
+    for record in read_records(folder.parent / "edits" / "train.jsonl.xz"):
         if is_held_out(record["id"]):
             for row in commits.commit_rows(record, rng):
                 yield str(record["kind"]), row

@@ -5,16 +5,9 @@ from pathlib import Path
 import pytest
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.data import copy_held_out, held_out_records, is_held_out, pack_records, read_records
-from quicksilver.training import corpus
+from quicksilver.evals.data import copy_held_out, held_out_records, pack_records
+from quicksilver.hub.data_files import read_records
 from tests.evals.build import HELD_OUT, TRAINED, write_pack, write_rows
-
-
-def test_held_out_rule_is_the_one_training_keeps() -> None:
-    names = [f"package-{i}" for i in range(500)] + [HELD_OUT, TRAINED]
-    assert [is_held_out(name) for name in names] == [corpus.is_held_out(name) for name in names]
-    assert is_held_out(HELD_OUT)
-    assert not is_held_out(TRAINED)
 
 
 def test_only_held_out_packages_are_read(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quicksilver.hub.data_files import is_held_out
 from quicksilver.training import sources
-from quicksilver.training.corpus import is_held_out
 from quicksilver.training.prepare import Share, picked_rows
 from quicksilver.training.rows import TextRow
 from quicksilver.training.sources import held_out_edits, training_rows

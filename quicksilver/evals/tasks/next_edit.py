@@ -7,7 +7,6 @@ elsewhere. `echo`: all edits are done and the region must be returned unchanged.
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import random
 import re
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quicksilver.editing.hunks import Hunk, hunks
 from quicksilver.editing.prompts import EditRequest, edit_reply
 from quicksilver.evals.data import Record, held_out_records
 from quicksilver.evals.prompt_builder import PromptBuilder
@@ -34,31 +34,6 @@ class Case:
     answer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Hunk:
-    """Lines `[start, end)` of a text become `new`."""
-
-    start: int
-    end: int
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-
-    def words(self) -> tuple[set[str], set[str]]:
-        """Words that were removed and words that were added."""
-        old, new = (set(_WORD.findall("\n".join(lines))) for lines in (self.old, self.new))
-        return old - new, new - old
-
-    def diff(self, path: str) -> str:
-        head = f"@@ -{self.start + 1},{len(self.old)} +{self.start + 1},{len(self.new)} @@"
-        lines = [f"--- {path}", f"+++ {path}", head, *(f"-{x}" for x in self.old), *(f"+{x}" for x in self.new)]
-        return "\n".join(lines)
-
-
-def hunks(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
-    codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return [Hunk(a, b, tuple(old[a:b]), tuple(new[c:d])) for tag, a, b, c, d in codes if tag != "equal"]
-
-
 def cases(record: Record) -> Iterator[Case]:
     """Cases of one before-and-after pair. Random choices depend only on its name."""
     rng = random.Random(f"{record['p']}/{record['f']}/{record['q']}/{record['to']}")
@@ -74,10 +49,16 @@ def cases(record: Record) -> Iterator[Case]:
         yield _echo(path, new, found)
 
 
+def _words(hunk: Hunk) -> tuple[set[str], set[str]]:
+    """Words that were removed and words that were added."""
+    old, new = (set(_WORD.findall("\n".join(lines))) for lines in (hunk.old, hunk.new))
+    return old - new, new - old
+
+
 def is_implied(old: Sequence[str], done: Hunk, due: Hunk) -> bool:
     """Whether the later hunk repeats a word replacement of the earlier hunk and adds no unseen word. Such an edit can
     be inferred from the history."""
-    (gone, come), (gone_now, come_now) = done.words(), due.words()
+    (gone, come), (gone_now, come_now) = _words(done), _words(due)
     if len(due.old) != len(due.new):
         return False
     known = come | set(_WORD.findall("\n".join(old)))

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quicksilver.evals.data import Record, pack_records, read_records, train_file
+from quicksilver.evals.data import Record, pack_records, train_file
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.hub.data_files import read_records
 from quicksilver.text.conversation import Message, Tool, ToolCall
 
 # Allowed values of each argument. An empty value allows the argument to be absent.

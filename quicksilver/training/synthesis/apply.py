@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quicksilver.editing.apply import Rewrite, rewrite_messages
+from quicksilver.editing.hunks import Hunk, hunks
 from quicksilver.text.chat import Message
 from quicksilver.training.rows import ChatRow
-from quicksilver.training.synthesis.edits import Hunk, hunks
 
 ELISION = "# ... existing code ..."
 

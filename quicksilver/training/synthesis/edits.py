@@ -6,14 +6,13 @@ and no-ops, where the region must be returned unchanged.
 
 from __future__ import annotations
 
-import difflib
 import keyword
 import random
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from quicksilver.editing.hunks import Hunk, hunks
 from quicksilver.editing.prompts import EditRequest
 from quicksilver.training.rows import EditRow
 
@@ -38,16 +37,6 @@ _NEW_NAMES = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Hunk:
-    """Lines [start, end) of the old text become `new`."""
-
-    start: int
-    end: int
-    old: tuple[str, ...]
-    new: tuple[str, ...]
-
-
 def edit_rows(edit: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
     """Rows from one before/after pair of a function."""
     old, new = edit["a"].splitlines(), edit["b"].splitlines()
@@ -63,15 +52,6 @@ def edit_rows(edit: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
         yield _echo_row(old, new, found, path, rng)
 
 
-def hunks(old: list[str], new: list[str]) -> list[Hunk]:
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    return [
-        Hunk(i1, i2, tuple(old[i1:i2]), tuple(new[j1:j2]))
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
-        if tag != "equal"
-    ]
-
-
 def is_implied(history: list[Hunk], target: Hunk) -> bool:
     """Whether words that the history replaced are replaced again in the target."""
     gone, come = _changed_words(history)
@@ -83,16 +63,6 @@ def _changed_words(changed: list[Hunk]) -> tuple[set[str], set[str]]:
     old = {word for hunk in changed for line in hunk.old for word in _WORD.findall(line)}
     new = {word for hunk in changed for line in hunk.new for word in _WORD.findall(line)}
     return old - new, new - old
-
-
-def diff_texts(path: str, changed: list[Hunk]) -> tuple[str, ...]:
-    """Unified diffs without context, oldest first."""
-    parts = []
-    for hunk in changed:
-        head = f"@@ -{hunk.start + 1},{len(hunk.old)} +{hunk.start + 1},{len(hunk.new)} @@"
-        lines = [head, *(f"-{line}" for line in hunk.old), *(f"+{line}" for line in hunk.new)]
-        parts.append(f"--- {path}\n+++ {path}\n" + "\n".join(lines))
-    return tuple(parts)
 
 
 def _split_row(old: list[str], found: list[Hunk], path: str, rng: random.Random) -> EditRow | None:
@@ -176,6 +146,6 @@ def _row(
         region="\n".join(region),
         after="".join(f"\n{line}" for line in after),
         cursor=rng.randint(0, num_chars) if rng.random() < 0.7 else None,
-        history=diff_texts(path, history),
+        history=tuple(hunk.diff(path) for hunk in history),
     )
     return EditRow(request, "\n".join(answer))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quicksilver.editing.hunks import hunks
 from quicksilver.training.synthesis.apply import snippet
-from quicksilver.training.synthesis.edits import hunks
 
 
 def test_a_snippet_shows_changes_and_elides_the_rest() -> None:

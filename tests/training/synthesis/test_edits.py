@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from quicksilver.training.synthesis.edits import edit_rows, hunks, is_implied
+from quicksilver.editing.hunks import hunks
+from quicksilver.training.synthesis.edits import edit_rows, is_implied
 
 OLD = """def f(count, data):
     total = 0
