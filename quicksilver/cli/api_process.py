@@ -15,40 +15,25 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from quicksilver.cli.serve_run import open_services
 from quicksilver.cli.serve_settings import LogSettings, ServeSettings
 from quicksilver.server.app import build_app
 from quicksilver.server.http.logs import log_to_stderr
 from quicksilver.server.run import run, serve_socket_until_stopped
+from quicksilver.tuning.settings import JsonLine
 from quicksilver.worker.control import ApiState
 from quicksilver.worker.shared import ControlClient, SharedEngine
 
 
 @dataclass(frozen=True, slots=True)
-class ApiProcessSettings:
+class ApiProcessSettings(JsonLine):
     """What the supervisor passes to an API process."""
 
     serve: ServeSettings
     control_socket: Path
     logs: LogSettings
     num_processes: int
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self, enc_hook=str)
-
-    @classmethod
-    def decode(cls, line: bytes) -> ApiProcessSettings:
-        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
-
-
-def _decode_path(kind: type, value: Any) -> Any:
-    if kind is Path:
-        return Path(value)
-    raise NotImplementedError(kind)
 
 
 def for_one_process(settings: ServeSettings, num_processes: int) -> ServeSettings:

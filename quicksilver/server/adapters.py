@@ -69,20 +69,15 @@ class AdapterSource(Protocol):
         """The adapters that this tenant may use, in the order of the model list."""
 
 
-class AdapterEngine:
-    """The engine client of a base model whose requests all use one adapter.
+class WrappedEngine:
+    """An engine client that calls another one. Subclasses override what they change."""
 
-    The base may itself be an adapter of another model. A request then has both, that of the base first.
-    """
-
-    def __init__(self, name: str, engine: EngineClient, adapter: AdapterRef) -> None:
-        self.name, self.engine, self.adapter = name, engine, adapter
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine = engine
 
     @property
     def info(self) -> EngineInfo:
-        info = self.engine.info
-        digest = hashlib.sha256(f"{info.fingerprint}\0{self.adapter.id}".encode()).hexdigest()[:16]
-        return replace(info, model=self.name, fingerprint=f"fp_{digest}")
+        return self.engine.info
 
     @property
     def is_ready(self) -> bool:
@@ -97,14 +92,12 @@ class AdapterEngine:
             await self.engine.load()
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        self._check_support()
-        async with aclosing(self.engine.stream(replace(request, adapter=self._with(request.adapter)))) as events:
+        async with aclosing(self.engine.stream(request)) as events:
             async for event in events:
                 yield event
 
     async def score(self, request: ScoreRequest) -> Scores:
-        self._check_support()
-        return await self.engine.score(replace(request, adapter=self._with(request.adapter)))
+        return await self.engine.score(request)
 
     async def stats(self) -> EngineStats:
         return await self.engine.stats()
@@ -113,7 +106,32 @@ class AdapterEngine:
         return self.engine.health()
 
     async def close(self) -> None:
-        """The engine belongs to the base model, which closes it."""
+        """The other client is closed by its owner."""
+
+
+class AdapterEngine(WrappedEngine):
+    """The engine client of a base model whose requests all use one adapter.
+
+    The base may itself be an adapter of another model. A request then has both, that of the base first.
+    """
+
+    def __init__(self, name: str, engine: EngineClient, adapter: AdapterRef) -> None:
+        super().__init__(engine)
+        self.name, self.adapter = name, adapter
+
+    @property
+    def info(self) -> EngineInfo:
+        info = self.engine.info
+        digest = hashlib.sha256(f"{info.fingerprint}\0{self.adapter.id}".encode()).hexdigest()[:16]
+        return replace(info, model=self.name, fingerprint=f"fp_{digest}")
+
+    def stream(self, request: Request) -> AsyncGenerator[Event, None]:
+        self._check_support()
+        return super().stream(replace(request, adapter=self._with(request.adapter)))
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self._check_support()
+        return await super().score(replace(request, adapter=self._with(request.adapter)))
 
     def _with(self, other: AdapterRef | None) -> AdapterRef:
         """The adapter of a request. `other` is an adapter that was trained on this model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -14,8 +14,21 @@ from quicksilver.hub.files import ModelFiles
 from quicksilver.tuning.jobs import MAX_JOBS
 
 
+class JsonLine:
+    """Base of dataclasses that a process gets as one line of JSON when it starts."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str)
+
+    @classmethod
+    def decode(cls, line: bytes) -> Self:
+        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
+
+
 @dataclass(frozen=True, slots=True)
-class TrainerSettings:
+class TrainerSettings(JsonLine):
     home: Path
     # Models that can be tuned, by the name that jobs use.
     models: Mapping[str, ModelFiles]
@@ -40,13 +53,6 @@ class TrainerSettings:
     checkpoint_s: float = 20.0
     # Seconds without work after which the process ends.
     idle_s: float = field(default=10.0)
-
-    def encode(self) -> bytes:
-        return msgspec.json.encode(self, enc_hook=str)
-
-    @classmethod
-    def decode(cls, line: bytes) -> TrainerSettings:
-        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
 
 
 def _decode_path(kind: type, value: Any) -> Any:

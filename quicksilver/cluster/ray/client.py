@@ -18,7 +18,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from quicksilver.adapters import AdapterRef
 from quicksilver.cluster.ray import messages
 from quicksilver.cluster.ray.connection import ReplicaConnection
 from quicksilver.cluster.ray.failover import Failover, ReplicaLost
@@ -175,7 +174,7 @@ class ClusterEngine:
     async def score(self, request: ScoreRequest) -> Scores:
         """Computed again at another replica if one is lost."""
         failover = Failover(request.id)
-        keys = score_keys(request, self.info.page_size)
+        keys = prompt_keys(request, self.info.page_size)
         failure: ReplicaLost | Unavailable
         while True:
             name = ""
@@ -262,20 +261,11 @@ def _checked(replica: ReplicaConnection, fingerprint: str) -> str:
     return replica.info.fingerprint
 
 
-def prompt_keys(request: Request, page_size: int) -> list[bytes]:
+def prompt_keys(request: Request | ScoreRequest, page_size: int) -> list[bytes]:
     """The keys of `affinity.rank`: the leading pages of the prompt, within its tenant and adapter."""
-    return _pages_keys(request.tenant, request.adapter, request.prompt_ids, page_size)
-
-
-def score_keys(request: ScoreRequest, page_size: int) -> list[bytes]:
-    """As `prompt_keys`."""
-    return _pages_keys(request.tenant, request.adapter, request.prompt_ids, page_size)
-
-
-def _pages_keys(tenant: str, adapter: AdapterRef | None, ids: tuple[int, ...], page_size: int) -> list[bytes]:
-    leading = ids[: PREFIX_PAGES[0] * page_size]
+    leading = request.prompt_ids[: PREFIX_PAGES[0] * page_size]
     content = b"".join(token.to_bytes(ID_BYTES, "little") for token in leading)
     # The KV of a prompt depends on the adapter, so the same prompt with another one shares no page.
-    salt = f"{tenant}\n{adapter.id}" if adapter is not None else tenant
+    salt = f"{request.tenant}\n{request.adapter.id}" if request.adapter is not None else request.tenant
     key = prefix_key(salt.encode(), content, page_size * ID_BYTES)
     return [key] if key is not None else []

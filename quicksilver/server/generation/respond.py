@@ -197,17 +197,17 @@ def open_job(request: Request, services: Services, body: StreamableBody, plan: R
     trace = open_trace(request, services, plan, is_streamed=is_streamed)
     if services.accounts is None or identity is None:
         return ReplyJob(plan, services, is_streamed=is_streamed, trace=trace)
-    order = Order(
-        plan.id,
-        # An adapter costs what its base costs, and keys that may use the base may use it.
-        services.base_id or services.config.card.id,
-        plan.num_prompt_tokens,
-        plan.max_output_tokens,
-        idempotency_of(request, body, services.accounts),
-        is_half_price=BATCH_CALLER in request.scope,
-    )
+    idempotency = idempotency_of(request, body, services.accounts)
+    order = order_of(plan, services, idempotency, is_batch=BATCH_CALLER in request.scope)
     billing = Billing(services.accounts, identity, order, services.in_flight)
     return ReplyJob(plan, services, billing, is_streamed=is_streamed, trace=trace)
+
+
+def order_of(plan: ReplyPlan, services: Services, idempotency: Idempotency | None, *, is_batch: bool) -> Order:
+    # An adapter costs what its base costs, and keys that may use the base may use it.
+    model = services.base_id or services.config.card.id
+    tokens = plan.num_prompt_tokens, plan.max_output_tokens
+    return Order(plan.id, model, *tokens, idempotency, is_half_price=is_batch)
 
 
 def open_trace(request: Request, services: Services, plan: ReplyPlan, *, is_streamed: bool) -> ReplyTrace | None:

@@ -13,15 +13,11 @@ from dataclasses import dataclass, field
 from quicksilver.core import (
     Delta,
     EngineClient,
-    EngineHealth,
-    EngineInfo,
-    EngineStats,
     Event,
     FinishReason,
     Request,
-    ScoreRequest,
-    Scores,
 )
+from quicksilver.server.adapters import WrappedEngine
 from quicksilver.server.generation.plan import AnswerRequest
 from quicksilver.server.hybrid.policy import GateSettings
 from quicksilver.text.answer import AnswerPiece, Finished
@@ -113,20 +109,12 @@ class MeteredAnswer(AnswerRequest):
                 yield piece
 
 
-@dataclass(frozen=True, slots=True)
-class MeteredEngine:
-    """An engine client that passes every delta to a meter."""
+class MeteredEngine(WrappedEngine):
+    """Passes every delta to a meter."""
 
-    engine: EngineClient
-    meter: ConfidenceMeter
-
-    @property
-    def info(self) -> EngineInfo:
-        return self.engine.info
-
-    @property
-    def is_ready(self) -> bool:
-        return self.engine.is_ready
+    def __init__(self, engine: EngineClient, meter: ConfidenceMeter) -> None:
+        super().__init__(engine)
+        self.meter = meter
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         async with aclosing(self.engine.stream(request)) as events:
@@ -134,15 +122,3 @@ class MeteredEngine:
                 if isinstance(event, Delta):
                     self.meter.add(event)
                 yield event
-
-    async def score(self, request: ScoreRequest) -> Scores:
-        return await self.engine.score(request)
-
-    async def stats(self) -> EngineStats:
-        return await self.engine.stats()
-
-    def health(self) -> EngineHealth:
-        return self.engine.health()
-
-    async def close(self) -> None:
-        await self.engine.close()

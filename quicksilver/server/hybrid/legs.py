@@ -26,7 +26,7 @@ from quicksilver.server.endpoints.decisions.wire import DecisionBody, PredicateQ
 from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.job import Numbered, ReplyJob
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
-from quicksilver.server.generation.respond import idempotency_of, with_scheduling
+from quicksilver.server.generation.respond import idempotency_of, order_of, with_scheduling
 from quicksilver.server.generation.usage import LegReply
 from quicksilver.server.http.fields import PredictionBody, join_text
 from quicksilver.server.http.guard import BATCH_CALLER, caller_of
@@ -158,15 +158,7 @@ class LegOpener:
         if gate is not None:
             plan = replace(plan, answers=tuple(measured(answer, gate) for answer in plan.answers))
         form = ChatFormat(plan, body, services, self._tenant)
-        order = Order(
-            plan.id,
-            # As without hybrid routing: an adapter costs what its base costs, and the keys of the base may use it.
-            services.base_id or services.config.card.id,
-            plan.num_prompt_tokens,
-            plan.max_output_tokens,
-            self._idempotency,
-            is_half_price=self._is_batch,
-        )
+        order = order_of(plan, services, self._idempotency, is_batch=self._is_batch)
         return self._leg(name, services, plan, form, order)
 
     def _leg(self, name: str, services: Services, plan: ReplyPlan, form: ChatFormat, order: Order) -> Leg:

@@ -20,6 +20,7 @@ from quicksilver.server.http.fields import (
     Effort,
     FreeObject,
     FunctionName,
+    FunctionSpec,
     GenerationBody,
     Metadata,
     Off,
@@ -154,12 +155,8 @@ InputItem = Annotated[
 Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)]
 
 
-class FunctionToolItem(Wire):
+class FunctionToolItem(FunctionSpec):
     type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: FreeObject | None = None
-    strict: bool | None = None
 
 
 class GrammarInput(Wire):
