@@ -16,6 +16,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import lzma
+import shutil
 import time
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
@@ -34,7 +37,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.evals.catalogue import GROUPS, pick_tasks
-from quicksilver.evals.data import copy_held_out
+from quicksilver.evals.data import PACK, held_out_records, train_file
 from quicksilver.evals.report import Cell, Report, read_reports, write_reports
 from quicksilver.evals.run import EvalSettings, rescore, run_evals
 from quicksilver.evals.table import compare
@@ -45,6 +48,9 @@ from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.worker.async_engine import AsyncEngine
 
 RUNNERS = ("graphs", "paged", "plain")
+# Training files of which evaluations read the held-out packages, and files that they read whole.
+BY_PACKAGE = ("code_python", "code_js_ts", "edits_python")
+WHOLE = ("tools_sgd_dev", "tools_sgd_test")
 
 
 class PagedRunner(TorchBackend):
@@ -58,6 +64,20 @@ class PagedRunner(TorchBackend):
         attend = TritonAttend(batch.plan, self.cache)
         is_canvas = batch.plan.is_canvas if batch.has_canvas else None
         return self.model(x, batch.plan.positions, attend, is_canvas)[batch.proposing]
+
+
+def copy_held_out(data: Path, target: Path) -> list[Path]:
+    """Write a small data folder that contains only what evaluations read, for machines without the full data."""
+    written = [target / PACK, *(train_file(target, name) for name in (*BY_PACKAGE, *WHOLE))]
+    for path in written:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(data / PACK, target / PACK)
+    for name in WHOLE:
+        shutil.copyfile(train_file(data, name), train_file(target, name))
+    for name in BY_PACKAGE:
+        with lzma.open(train_file(target, name), "wt", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(record) + "\n" for record in held_out_records(data, name))
+    return written
 
 
 def main() -> None:

@@ -197,7 +197,7 @@ def metrics() -> str:
     """The families that `/metrics` renders. Those of the engines are rendered for no model at all."""
     module = import_module("quicksilver.server.http.metrics")
     made = module.Metrics()
-    made_text = made.render([]).decode()
+    made_text = module.render(made, []).decode()
     labels = {c._name: ", ".join(c._labelnames) for c in made.registry._collector_to_names if hasattr(c, "_name")}
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", made_text, re.MULTILINE))
     rows = []

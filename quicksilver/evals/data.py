@@ -5,9 +5,6 @@ Standard library only.
 
 from __future__ import annotations
 
-import json
-import lzma
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -20,8 +17,6 @@ from quicksilver.hub.data_files import is_held_out, read_records
 Record = Mapping[str, Any]
 
 PACK = Path("eval") / "eval_pack.jsonl.xz"
-BY_PACKAGE = ("code_python", "code_js_ts", "edits_python")
-WHOLE = ("tools_sgd_dev", "tools_sgd_test")
 
 
 def pack_records(data: Path, task: str) -> Sequence[Record]:
@@ -48,17 +43,3 @@ def train_file(data: Path, name: str) -> Path:
 def held_out_records(data: Path, name: str) -> Iterator[Record]:
     """Yield the records of a training file whose package is held out."""
     return (record for record in read_records(train_file(data, name)) if is_held_out(record["p"]))
-
-
-def copy_held_out(data: Path, target: Path) -> list[Path]:
-    """Write a small data folder that contains only what evaluations read, for machines without the full data."""
-    written = [target / PACK, *(train_file(target, name) for name in (*BY_PACKAGE, *WHOLE))]
-    for path in written:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(data / PACK, target / PACK)
-    for name in WHOLE:
-        shutil.copyfile(train_file(data, name), train_file(target, name))
-    for name in BY_PACKAGE:
-        with lzma.open(train_file(target, name), "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(record) + "\n" for record in held_out_records(data, name))
-    return written

@@ -114,7 +114,6 @@ class Generate:
     max_new_tokens: int = 256
     greedy_share: float = 0.5
     temperature: float = 0.6
-    self_play_share: float = 0.05
     self_play_temperature: float = 0.9
     seed: int = 3
     # Number of prompts that an earlier run with this seed answered: they come last.

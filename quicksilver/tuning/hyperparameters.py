@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from quicksilver.errors import InvalidRequest
 
-Method = Literal["supervised", "dpo", "kto", "import"]
 # Methods that train; `import` registers an adapter that was trained elsewhere.
 TRAINED: tuple[str, ...] = ("supervised", "dpo", "kto")
-PREFERENCES: tuple[str, ...] = ("dpo", "kto")
 AUTO = "auto"
 # Learning rates of AdamW for low-rank pairs, before the multiplier.
 LEARNING_RATE = {"supervised": 4e-4, "dpo": 5e-5, "kto": 5e-5}

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.eval_gpu import copy_held_out
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.data import copy_held_out, held_out_records, pack_records
+from quicksilver.evals.data import held_out_records, pack_records
 from quicksilver.hub.data_files import read_records
 from tests.evals.build import HELD_OUT, TRAINED, write_pack, write_rows
 
