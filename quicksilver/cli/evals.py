@@ -7,7 +7,8 @@ figures instead.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,7 @@ from quicksilver.cli.console import errors, print_error
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.evals.claims import DEFAULT_MINUTES
+from quicksilver.evals.run import Watch
 
 if TYPE_CHECKING:
     from quicksilver.evals.report import Report
@@ -65,10 +67,9 @@ def evaluate(
         return verify_claims(claims, data, claim, measure, minutes, out)
     if data is None:
         raise InvalidRequest("eval needs --data, the folder with the evaluation data", param="data")
-    from quicksilver.evals.plot import draw
     from quicksilver.evals.report import write_reports
     from quicksilver.evals.run import EvalSettings
-    from quicksilver.evals.table import compare
+    from quicksilver.evals.table import compare, draw
 
     decoders = tuple(replace(DecoderParams(), name=name, canvas_len=canvas_len) for name in decoder)
     settings = EvalSettings(data, tuple(tasks), limit, decoders)
@@ -85,8 +86,8 @@ def evaluate(
 
 
 async def _report(model: str, device: str, weights: str, settings: EvalSettings) -> Report:
+    from quicksilver.cli.evals import shown_progress
     from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
-    from quicksilver.evals.progress import shown_progress
     from quicksilver.evals.run import run_evals
     from quicksilver.worker.async_engine import AsyncEngine
 
@@ -103,9 +104,9 @@ async def _report(model: str, device: str, weights: str, settings: EvalSettings)
 async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Report:
     """Evaluate a running server. Tokenizer and template are read from the local checkpoint. If the server cannot be
     reached the exit code is 1, because the command line itself was correct."""
+    from quicksilver.cli.evals import shown_progress
     from quicksilver.evals.catalogue import refuse_likelihoods
     from quicksilver.evals.http_link import Link
-    from quicksilver.evals.progress import shown_progress
     from quicksilver.evals.run import run_evals
     from quicksilver.evals.served import connect
     from quicksilver.hub.resolve import resolve
@@ -124,3 +125,22 @@ async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Rep
             raise typer.Exit(1) from error
         with shown_progress() as watch:
             return await run_evals(client, tokenizer, template, replace(settings, model=model), watch)
+
+
+@contextmanager
+def shown_progress() -> Iterator[Watch]:
+    """Provide a progress callback that draws while the context is open."""
+    try:
+        from rich.progress import Progress, TaskID
+    except ImportError:
+        yield lambda label, done, count: None
+        return
+    with Progress() as progress:
+        bars: dict[str, TaskID] = {}
+
+        def watch(label: str, done: int, count: int) -> None:
+            if label not in bars:
+                bars[label] = progress.add_task(label, total=count)
+            progress.update(bars[label], completed=done)
+
+        yield watch

@@ -1,7 +1,8 @@
 """Runs tasks through an `EngineClient`, many items concurrently, each task under every requested decoder.
 
 A failed item is counted and excluded from the means. A task that reaches its time limit keeps the items it has. The
-sample of items depends only on the seed and the task, so two models are asked the same items.
+sample of items depends only on the seed and the task, so two models are asked the same items. Answers are read by the
+same code as in the server, so reasoning is not scored and tool calls are parsed identically.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from quicksilver.core import DecoderName, DecoderParams, EngineClient
-from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, EngineClient, Request, ScoreRequest
+from quicksilver.errors import InvalidRequest, QuicksilverError, RowFailed
 from quicksilver.evals.catalogue import pick_tasks
-from quicksilver.evals.collect import collect
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import Cell, Record, Report, machine_facts
 from quicksilver.evals.sandbox import isolation
 from quicksilver.evals.speed import Speed, speed_of, total
-from quicksilver.evals.task import Answer, Generate, Task
+from quicksilver.evals.task import Answer, Ask, Generate, Task
+from quicksilver.text.answer import AnswerReader, CollectedAnswer, ReadOptions
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.conversation import ToolCall
 from quicksilver.text.tokenizer import Tokenizer
@@ -184,3 +186,27 @@ def _rescored(cell: Cell, task: Task[Any], data: Path) -> Cell:
     shown = {name: getattr(cell, name) for name in Cell.__slots__}
     shown |= {"metrics": task.summarise(good) if good else {}, "records": tuple(records)}
     return Cell(**shown)
+
+
+async def collect(
+    client: EngineClient, tokenizer: Tokenizer, request_id: str, ask: Ask, decoder: DecoderParams
+) -> Answer:
+    """Tokens that the prompt gives (`num_given`) and text that the answer must repeat (`lead`) are left out."""
+    if not isinstance(ask, Generate):
+        scores = await client.score(ScoreRequest(request_id, ask.prompt_ids, ask.continuations))
+        num_given = ask.num_given or (0,) * len(ask.continuations)
+        return Answer(logprobs=tuple(part[skip:] for part, skip in zip(scores.logprobs, num_given, strict=True)))
+    params = DecodeParams(
+        max_new_tokens=ask.max_new_tokens, stop_ids=ask.stop_ids, logit_bias=ask.logit_bias, decoder=decoder
+    )
+    request = Request(request_id, ask.prompt_ids, params, constraint=ask.constraint)
+    reader, answer = AnswerReader(request, ReadOptions(ask.stop, ask.tool_names), tokenizer), CollectedAnswer()
+    async with aclosing(client.stream(request)) as events:  # type: ignore[type-var]
+        async for event in events:
+            for piece in reader.read(event):
+                answer.add(piece)
+            if reader.is_finished and isinstance(event, Delta):
+                text, calls = answer.content.removeprefix(ask.lead), answer.calls
+                parsed = tuple(ToolCall(call.name, call.arguments) for call in calls)
+                return Answer(text, parsed, tuple(answer.token_ids), event.finish, event.usage)
+    raise RowFailed("the stream ended without a last delta")

@@ -1,9 +1,12 @@
-"""Prints reports side by side as a text table. Standard library only."""
+"""Shows reports side by side: main metrics and tokens per forward as a text table, or as one figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.evals.report import Cell, Report
 
 # Task and decoder.
@@ -101,3 +104,53 @@ def _lay_out(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def draw(reports: Sequence[Report], path: Path) -> None:
+    """Write a PNG or SVG file, chosen by the file extension."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise InvalidRequest('the plot needs matplotlib: pip install ".[train]" in a checkout') from error
+    figure = Figure(figsize=(11, 9), layout="constrained")
+    scores, speeds = figure.subplots(2, 1)
+    _draw_scores(scores, reports)
+    _draw_speeds(speeds, reports)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_scores(axes: Any, reports: Sequence[Report]) -> None:
+    bars: dict[str, dict[str, float]] = {}
+    for report in reports:
+        for cell in report.cells:
+            if cell.value is not None and not cell.is_lower_better:
+                name = report.model if cell.decoder == "likelihood" else f"{report.model}, {cell.decoder}"
+                bars.setdefault(name, {})[cell.task] = 100 * cell.value
+    _draw_bars(axes, bars)
+    axes.set_ylabel("percent")
+    axes.set_title("Main metric of each task")
+
+
+def _draw_speeds(axes: Any, reports: Sequence[Report]) -> None:
+    bars: dict[str, dict[str, float]] = {}
+    for report in reports:
+        for decoder, domains in report.speeds().items():
+            shares = {domain: speed.tokens_per_forward for domain, speed in domains.items()}
+            bars[f"{report.model}, {decoder}"] = {name: share for name, share in shares.items() if share is not None}
+    _draw_bars(axes, bars)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set_ylabel("tokens per forward")
+    axes.set_title("Tokens per forward (autoregressive decoding: 1)")
+
+
+def _draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:
+    """Draw one group of bars per label, with one bar per name in each group."""
+    labels = list(dict.fromkeys(label for values in bars.values() for label in values))
+    width = 0.8 / max(len(bars), 1)
+    for i, (name, values) in enumerate(bars.items()):
+        places = [labels.index(label) + i * width for label in values]
+        axes.bar(places, list(values.values()), width, label=name)
+    axes.set_xticks([i + 0.4 - width / 2 for i in range(len(labels))], labels, rotation=45, ha="right")
+    if bars:
+        axes.legend(fontsize="small")

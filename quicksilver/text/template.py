@@ -13,9 +13,8 @@ from jinja2 import TemplateError
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall, parse_arguments
-from quicksilver.text.escaping import Quoting, unquote
 from quicksilver.text.special_tokens import find_roles
-from quicksilver.text.template_sandbox import Sandbox, check_chars, ticker
+from quicksilver.text.template_sandbox import Quoting, Sandbox, check_chars, ticker, unquote
 from quicksilver.text.tokenizer import Tokenizer
 
 # LLaDA2 and Ling write "detailed thinking on" or "off" after the system message, by a variable that their templates set

@@ -1,4 +1,4 @@
-"""Greedy answers to many prompts at once, for proposed next edits (`propose.py`) and for measurements.
+"""Greedy answers to many prompts at once, for proposed next edits (`proposals.py`) and for measurements.
 
 Prompts of similar length share a batch. They are read in large forwards and lie right-aligned in the cache, so that all
 sequences write the same slot in a step. On CUDA one step is one graph.

@@ -1,13 +1,19 @@
-"""Rows into documents: ids, and which of them are answers. Every prompt is written by the functions serving uses.
+"""Rows into documents: ids, which of them are answers, and which tokens of an edit decide it. Every prompt is written
+by the functions that serving uses.
 
 An answer ends with the token that ends it in serving. Rows that do not fit `max_len` give no document: a cut answer
-would teach stopping anywhere.
+would teach stopping anywhere. In a rewritten region a copied token is nearly certain once the edit is known, so it
+teaches little. What counts is where the text departs from the region, where it comes back to it, and, in a region that
+stays, every line's start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -15,7 +21,6 @@ from quicksilver.editing.prompts import edit_fence, edit_messages, edit_prompt, 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message, asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
-from quicksilver.training.copies import deciding_tokens
 from quicksilver.training.pack import Document
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 
@@ -139,3 +144,34 @@ def _with_context(pieces: list[Piece]) -> Document:
     is_learned = np.ones_like(document.is_answer)
     is_learned[0] = False
     return replace(document, is_answer=is_learned, is_text=~document.is_answer)
+
+
+def deciding_tokens(region: str, answer: str, token_lens: Sequence[int]) -> list[bool]:
+    """For each token of the answer, given by its length in bytes: whether it is a decision. Tokens past its end are."""
+    lines = answer.split("\n")
+    is_new, comes_back = _line_marks(region.split("\n"), lines)
+    starts = [0, *accumulate(len(line.encode()) + 1 for line in lines[:-1])]
+    num_bytes = len(answer.encode())
+    decides, at, last_line = [], 0, -1
+    for length in token_lens:
+        line, reached = bisect_right(starts, at) - 1, bisect_right(starts, at + length) - 1
+        is_first = line != last_line
+        # A line break before a new line decides too: the text could have ended there.
+        decides.append(at >= num_bytes or is_new[line] or is_new[reached] or (is_first and comes_back[line]))
+        at, last_line = at + length, line
+    return decides
+
+
+def _line_marks(old: list[str], new: list[str]) -> tuple[list[bool], list[bool]]:
+    """Per new line: whether it is not a copy, and whether its first token decides although it is one."""
+    if old == new:
+        return [False] * len(new), [True] * len(new)
+    is_new, comes_back = [False] * len(new), [False] * len(new)
+    is_after_change = False
+    for tag, _, _, start, end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal":
+            comes_back[start] = is_after_change
+        else:
+            is_new[start:end] = [True] * (end - start)
+        is_after_change = tag != "equal"
+    return is_new, comes_back

@@ -1,7 +1,7 @@
 """Proposals: answers of the model itself to next-edit requests, and whether they are accepted.
 
-A proposal is accepted if it equals the expected region or if its changed lines are nearly those of the expected one.
-If the region should stay, every change is rejected. Standard library and numpy only.
+The skilled model answers greedily. A proposal is accepted if it equals the expected region or if its changed lines are
+nearly those of the expected one. If the region should stay, every change is rejected.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import random
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.answers import AnswerDecoder, Asked
 from quicksilver.training.pack import Document
+from quicksilver.training.recipe import Propose
 
 ACCEPTED_CHRF = 95.0
 _ORDER, _BETA = 6, 2.0
@@ -188,3 +192,29 @@ def _write(path: Path, items: Sequence[Mapping[str, object]]) -> None:
 def _read(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(lzma.decompress(path.read_bytes()))
     return found
+
+
+# An answer may be this many times as long as its region, besides the spare tokens.
+_ROOM_RATIO = 1.5
+
+
+def proposed(
+    decoder: AnswerDecoder, edits: Sequence[EditPrompt], spec: Propose, tokenizer: Tokenizer
+) -> list[Proposal]:
+    """Judged proposals, until all requests are answered or the time is over."""
+    began, found = time.monotonic(), list[Proposal]()
+    # Long answers come last, so that the time runs out on few of them.
+    ordered = sorted(edits, key=lambda edit: len(edit.region))
+    for start in range(0, len(ordered), spec.batch):
+        part = ordered[start : start + spec.batch]
+        asked = [Asked(edit.prompt, answer_room(tokenizer, edit.region, spec.spare_tokens)) for edit in part]
+        for edit, answer in zip(part, decoder.answers(asked), strict=True):
+            found.append(judged(edit, answer.token_ids, tokenizer.decode(answer.token_ids), answer.log_prob))
+        if time.monotonic() - began > spec.max_seconds:
+            break
+    return found
+
+
+def answer_room(tokenizer: Tokenizer, region: str, spare_tokens: int) -> int:
+    """Tokens that a rewritten region may have."""
+    return int(len(tokenizer.encode(region)) * _ROOM_RATIO) + spare_tokens

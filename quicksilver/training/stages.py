@@ -206,7 +206,7 @@ def propose(run: Run) -> None:
         raise InvalidRequest("the propose stage needs base weights with a tokenizer")
     spec, journal, facts = run.recipe.propose, run.journal("propose"), Facts.load(run.data)
     from quicksilver.text.tokenizer import Tokenizer
-    from quicksilver.training.propose import proposed
+    from quicksilver.training.proposals import proposed
 
     decoder = AnswerDecoder(run.network(with_skill=True), spec.batch, spec.num_slots, facts.stop_ids)
     found = proposed(

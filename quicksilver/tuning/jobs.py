@@ -155,7 +155,7 @@ class JobStore:
 
     def _claimable(self, models: Collection[str]) -> Iterator[TuningJob]:
         """Jobs of other models are left to the servers that have them."""
-        from quicksilver.accounts.object_scan import ObjectScan
+        from quicksilver.accounts.objects import ObjectScan
 
         jobs = (read_job(owner, stored) for owner, stored in ObjectScan(self.objects).free(JOB))
         return (job for job in jobs if job.reply["model"] in models)

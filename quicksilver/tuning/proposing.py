@@ -129,7 +129,7 @@ def _upload(objects: ObjectStore, owner: str, name: str, lines: Sequence[Line]) 
 
 def propose_due(objects: ObjectStore, home: Path, models: Collection[str], max_jobs: int = MAX_JOBS) -> list[TuningJob]:
     """Makes the proposals of all projects that are due, for models of this server."""
-    from quicksilver.accounts.object_scan import ObjectScan
+    from quicksilver.accounts.objects import ObjectScan
 
     made = []
     for owner, stored in ObjectScan(objects).all(SETTING):

@@ -37,7 +37,7 @@ JOBS = "fine_tuning"
 
 def sweep_store(objects: ObjectStore, stored_days: float) -> None:
     """Objects of all projects that no other object needs."""
-    from quicksilver.accounts.object_scan import ObjectScan
+    from quicksilver.accounts.objects import ObjectScan
 
     scan, now = ObjectScan(objects), time.time()
     num_captures = scan.delete_older(CAPTURE, now - stored_days * DAY_S)
@@ -53,7 +53,7 @@ def sweep_store(objects: ObjectStore, stored_days: float) -> None:
 
 def sweep_home(objects: ObjectStore, home: Path) -> None:
     """Folders of jobs and copies of adapters on this machine."""
-    from quicksilver.accounts.object_scan import ObjectScan
+    from quicksilver.accounts.objects import ObjectScan
 
     # The folders are listed first: one that appears later belongs to a job or model that is in use.
     folders, copies = list(_folders(home / JOBS)), list(_folders(home / ADAPTERS))

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quicksilver.accounts import object_scan
+from quicksilver.accounts import objects as objects_module
 from quicksilver.accounts.migrations import upgrade
-from quicksilver.accounts.object_scan import ObjectScan
-from quicksilver.accounts.objects import ObjectStore
+from quicksilver.accounts.objects import ObjectScan, ObjectStore
 from quicksilver.accounts.records import StoredObject
 from quicksilver.accounts.store import Store
 
@@ -23,7 +22,7 @@ def objects(empty_url: str) -> Iterator[ObjectStore]:
 
 
 def test_objects_of_all_owners_are_found_in_order(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_scan, "PAGE_LEN", 2)
+    monkeypatch.setattr(objects_module, "PAGE_LEN", 2)
     for number in range(5):
         objects.put(f"owner {number % 2}", [StoredObject("job", f"id{number}", b"{}", is_open=number != 3)])
     objects.put("owner 0", [StoredObject("other", "id9", b"{}")])

@@ -21,10 +21,9 @@ from quicksilver.errors import (
     NotFound,
     RowFailed,
 )
-from quicksilver.evals.collect import collect
 from quicksilver.evals.http_link import Link
 from quicksilver.evals.report import Report
-from quicksilver.evals.run import EvalSettings, run_evals
+from quicksilver.evals.run import EvalSettings, collect, run_evals
 from quicksilver.evals.served import ServedEngine, connect
 from quicksilver.evals.task import Generate
 from quicksilver.server.config import ServerConfig

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from quicksilver.evals.report import Cell, Report
-from quicksilver.evals.table import compare
+from quicksilver.evals.table import compare, draw
 from tests.evals.reports import BASE, SKILL
 
 
@@ -31,3 +35,18 @@ def test_failures_and_time_limits_are_reported() -> None:
     text = compare([Report("skill", (*SKILL.cells, cut))])
     assert "sanity (ar): 1 items failed and are left out; the first: row_failed: broken" in text
     assert "gsm8k (ar): stopped by the time limit after 3 items" in text
+
+
+def test_picture_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw([SKILL, BASE], tmp_path / "evals.png")
+    assert (tmp_path / "evals.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_bars_have_the_values_of_the_reports(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw([SKILL, BASE], tmp_path / "figure" / "evals.svg")
+    text = (tmp_path / "figure" / "evals.svg").read_text()
+    assert "skill, verify K=16" in text
+    assert "piqa" in text
+    assert "wikitext2" not in text, "a perplexity is no share"

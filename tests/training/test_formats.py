@@ -10,7 +10,7 @@ from quicksilver.editing.prompts import EditRequest
 from quicksilver.text.chat import Message, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
-from quicksilver.training.formats import Formatter
+from quicksilver.training.formats import Formatter, deciding_tokens
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, TextRow, exchange
 
 _CONTROL = [
@@ -143,3 +143,27 @@ def test_self_play_begins_with_the_user_turn_if_the_template_adds_no_system_turn
     formatter = Formatter(Tokenizer(_vocabulary(_WITHOUT_SYSTEM)), max_len=1500)
     text = "".join(map(formatter.tokenizer.token_text, formatter.self_play_prompt()))
     assert text == "<|im_start|>user\n"
+
+
+@pytest.mark.parametrize(
+    ("region", "answer", "decides"),
+    [
+        ("a\nb\nc", "a\nX\nc", ".#####"),
+        ("a\nb\nc", "a\nc", "..##"),
+        ("a\nb", "a\nb\nc", "...###"),
+        ("a\nb\nc", "a\nb", "...#"),
+        ("a\nb", "a\nb", "#.##"),
+    ],
+)
+def test_what_departs_from_the_region_and_comes_back_decides(region: str, answer: str, decides: str) -> None:
+    marks = deciding_tokens(region, answer, [1] * len(answer) + [0])
+    assert "".join("#" if mark else "." for mark in marks) == decides
+
+
+def test_tokens_longer_than_a_character_decide_if_a_part_of_them_does() -> None:
+    # Tokens: "ab", "\n", "cX", "\n", "d".
+    assert deciding_tokens("ab\ncd\nd", "ab\ncX\nd", [2, 1, 2, 1, 1]) == [False, True, True, True, True]
+
+
+def test_lengths_are_those_of_utf_8() -> None:
+    assert deciding_tokens("ä\nb", "ä\nc", [2, 1, 1]) == [False, True, True]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from quicksilver.training.answers import Answered, Asked
 from quicksilver.training.proposals import (
     EditPrompt,
     Proposal,
+    answer_room,
     by_kind,
     chrf,
     delta_chrf,
     judged,
+    proposed,
     read_edit_prompts,
     read_proposals,
     selectivity_curve,
@@ -21,6 +25,8 @@ from quicksilver.training.proposals import (
     write_edit_prompts,
     write_proposals,
 )
+from quicksilver.training.recipe import Propose
+from tests.support.small_tokenizer import small_tokenizer
 
 REGION = "def area(width, height):\n    return width * high\n\nprint(area(2, 3))"
 TARGET = REGION.replace("high", "height")
@@ -104,3 +110,43 @@ def test_a_proposal_is_a_document_whose_answer_counts() -> None:
     document = judged(EDIT, [5, 6], TARGET, 0.0).document()
     assert document.token_ids.tolist() == [1, 2, 5, 6]
     assert document.is_answer.tolist() == [False, False, True, True]
+
+
+TOKENIZER = small_tokenizer()
+EDITS = [EditPrompt([i], region, region + "!", "next") for i, region in enumerate(("long region", "b", "mid"))]
+
+
+class ScriptedDecoder:
+    """Answers every prompt with the expected region."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Asked]] = []
+
+    def answers(self, asked: Sequence[Asked]) -> list[Answered]:
+        self.batches.append(list(asked))
+        targets = [EDITS[one.prompt[0]].target for one in asked]
+        return [Answered(list(TOKENIZER.encode(target)), -1.0) for target in targets]
+
+
+def run(spec: Propose) -> tuple[list[int], ScriptedDecoder]:
+    decoder = ScriptedDecoder()
+    found = proposed(decoder, EDITS, spec, TOKENIZER)  # type: ignore[arg-type]
+    assert all(proposal.is_accepted and proposal.is_shown for proposal in found)
+    return [proposal.prompt[0] for proposal in found], decoder
+
+
+def test_short_regions_are_answered_first_in_batches() -> None:
+    order, decoder = run(Propose(batch=2))
+    assert order == [1, 2, 0]
+    assert [len(batch) for batch in decoder.batches] == [2, 1]
+
+
+def test_a_run_ends_with_the_batch_in_which_its_time_is_over() -> None:
+    order, _ = run(Propose(batch=1, max_seconds=-1.0))
+    assert order == [1]
+
+
+def test_an_answer_may_be_longer_than_its_region() -> None:
+    assert answer_room(TOKENIZER, "abcd", 10) == 16
+    _, decoder = run(Propose(spare_tokens=5))
+    assert [one.max_new_tokens for one in decoder.batches[0]] == [6, 9, 21]

@@ -1,6 +1,6 @@
 """ClusterEngine: an EngineClient whose engines are the replicas of a Ray Serve deployment.
 
-Ray tells which replicas there are; requests go to them over connections of this process (`connection.py`). A request
+Ray tells which replicas there are; requests go to them over connections of this process. A request
 goes to the replica that its prompt's leading pages select (`routing.affinity`). If the replica dies or sends nothing
 for `SILENT_S`, the request continues at another replica with the same model, from its prompt and committed tokens: the
 same text, and the client sees a pause. Only the API process counts and charges, so nothing is sent or charged twice. A
@@ -18,8 +18,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import fields, replace
 from typing import Any
 
-from quicksilver.cluster.ray import messages
-from quicksilver.cluster.ray.connection import ReplicaConnection
+from quicksilver.cluster.ray import handshake, messages
 from quicksilver.cluster.ray.failover import Failover, ReplicaLost
 from quicksilver.cluster.routing.affinity import PREFIX_PAGES, Replica, prefix_key, rank
 from quicksilver.core import (
@@ -33,7 +32,8 @@ from quicksilver.core import (
     ScoreRequest,
     Scores,
 )
-from quicksilver.errors import EngineDied, EngineOverloaded, EngineUnavailable, Unavailable
+from quicksilver.errors import EngineDied, EngineOverloaded, EngineUnavailable, QuicksilverError, Unavailable
+from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
 from quicksilver.worker.pending import AnswerSoFar
 
 log = logging.getLogger("quicksilver.cluster")
@@ -269,3 +269,54 @@ def prompt_keys(request: Request | ScoreRequest, page_size: int) -> list[bytes]:
     salt = f"{request.tenant}\n{request.adapter.id}" if request.adapter is not None else request.tenant
     key = prefix_key(salt.encode(), content, page_size * ID_BYTES)
     return [key] if key is not None else []
+
+
+class ReplicaConnection(RemoteEngine):
+    """The engine of one replica, over a TCP connection that carries all requests of this process.
+
+    `start` returns when the connection is open; raises EngineUnavailable if it cannot be opened. The replica sends
+    heartbeats. If it sends nothing for `SILENT_S`, or the connection ends, open requests fail with EngineDied, and
+    `ClusterEngine` continues them at another replica.
+    """
+
+    def __init__(self, replica: messages.ReplicaInfo) -> None:
+        super().__init__((), WorkerTimeouts(silent_s=messages.SILENT_S))
+        self.name = replica.replica
+        # Open requests of this process at the replica.
+        self.num_open = 0
+        self._replica = replica
+
+    @property
+    def takes_requests(self) -> bool:
+        return self.is_ready and not self._heartbeat.is_draining and self.num_open < self._replica.max_open
+
+    async def _supervise(self) -> None:
+        """Reads until the connection ends."""
+        host, port = self._replica.host, self._replica.port
+        try:
+            reader, self._writer = await handshake.connect(host, port, self._replica.secret)
+        except OSError as error:
+            raise EngineUnavailable(f"no connection to the replica at {host}:{port}: {error!r}") from None
+        try:
+            await self._read_while_alive(reader)
+        finally:
+            self._ready.clear()
+            self._writer.transport.abort()
+            self._fail_all(EngineDied("the connection to the replica ended"))
+
+    def _kill(self, reason: str) -> None:
+        """Ends the connection."""
+        log.error("leaving a replica: %s", reason, extra={"replica": self.name})
+        assert self._writer is not None
+        # Not `close`, which waits until the replica has read what was written.
+        self._writer.transport.abort()
+
+    def _take_refusal(self, error: QuicksilverError, request_id: str) -> None:
+        """Unlike a worker, a replica whose engine died under a request does not end."""
+        pending = self._pending.get(request_id)
+        if pending is not None:
+            pending.fail(error)
+
+    def _with_counts(self, stats: EngineStats) -> EngineStats:
+        """Unlike those of a local worker, the statistics of a replica already count its restarts and migrations."""
+        return stats

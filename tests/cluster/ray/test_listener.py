@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from quicksilver.cluster.ray import listener, messages
-from quicksilver.cluster.ray.client import open_connection
-from quicksilver.cluster.ray.connection import ReplicaConnection
+from quicksilver.cluster.ray.client import ReplicaConnection, open_connection
 from quicksilver.cluster.ray.listener import ReplicaListener
 from quicksilver.core import Delta, Event, FinishReason, Request, ScoreRequest
 from quicksilver.errors import ContextTooLong, EngineDied, EngineOverloaded, EngineUnavailable
