@@ -29,14 +29,15 @@ from quicksilver.training.network import Network
 from quicksilver.training.proposals import (
     EditPrompt,
     Proposal,
+    answer_room,
     by_kind,
     delta_chrf,
     judged,
+    proposed,
     read_edit_prompts,
     selectivity_text,
     write_edit_prompts,
 )
-from quicksilver.training.propose import answer_room, proposed
 from quicksilver.training.recipe import Propose
 from quicksilver.training.rows import EditRow
 from quicksilver.training.synthesis.commits import commit_rows, request_of
