@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice, zip_longest
@@ -25,9 +25,10 @@ from quicksilver.core import DecodeParams, DecoderName, DecoderParams, EngineInf
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.step_limits import ActiveTenants, open_rows
 from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidRequest
 
+# A tenant is active while its requests run, and for this long after it sent one.
+ACTIVE_S = 10.0
 # Seconds after which a refused tenant may try again.
 RETRY_AFTER_S = 5.0
 # Candidates for one admission: a request that does not fit now lets the next ones pass.
@@ -187,6 +188,39 @@ def _check_pages(num_tokens: int, canvas_len: int, info: EngineInfo) -> None:
             "start the engine with more KV memory",
             param="messages",
         )
+
+
+class ActiveTenants:
+    """The two tenants that were last active, and when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest: OrderedDict[str, float] = OrderedDict()
+
+    def note(self, tenant: str) -> None:
+        self._newest[tenant] = self._clock()
+        self._newest.move_to_end(tenant)
+        if len(self._newest) > 2:
+            self._newest.popitem(last=False)
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant is active."""
+        now = self._clock()
+        return any(other != tenant and now - at < ACTIVE_S for other, at in self._newest.items())
+
+    @property
+    def are_several(self) -> bool:
+        now = self._clock()
+        return len(self._newest) > 1 and all(now - at < ACTIVE_S for at in self._newest.values())
+
+
+def open_rows(sequence: Sequence) -> int:
+    """Rows of the prompt, and of a scoring request, that are not computed yet."""
+    rows = max(len(sequence.tokens) - sequence.kv_len - 1, 0)
+    if isinstance(sequence.decoder, Scorer):
+        num_done = sequence.canvas.step if sequence.canvas is not None else 0
+        rows += sum(len(one.tail.token_ids) for one in sequence.decoder.passes[num_done:])
+    return rows
 
 
 class TenantLoad:

@@ -25,12 +25,12 @@ from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.score import Scorer
-from quicksilver.engine.admission import BATCH_EVERY, WaitQueue
+from quicksilver.engine.admission import BATCH_EVERY, ActiveTenants, WaitQueue
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
-from quicksilver.engine.step_limits import ActiveTenants, CanvasLength, SharedSteps
+from quicksilver.engine.step_limits import CanvasLength, SharedSteps, cut_to_budget
 
 MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
 # A prompt runs in a forward of its own beside the rounds of the slots. From this many slots on, new requests are
@@ -230,7 +230,7 @@ class Scheduler:
         self._open_canvas(sequence)
         cost = self._shared.row_cost(sequence)
         budget = max(int(self._rows_left / cost), min(self._rows_left, self._shared.min_chunk_rows))
-        work = _cut(sequence, budget, self._proposals_left, is_first=is_first or not works)
+        work = cut_to_budget(sequence, budget, self._proposals_left, is_first=is_first or not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
             num_rows = work.num_rows
@@ -388,21 +388,3 @@ class Scheduler:
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.page_size)
-
-
-def _cut(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:
-    """As much of the sequence's next forward as fits `budget` rows and `num_proposals`. The end of the context runs
-    only together with the whole tail. A tail that exceeds the budget runs in a forward of its own. Chunks of a
-    block-causal context end with a block; a full context runs at once."""
-    start, tail, multiple = sequence.kv_len, sequence.tail, sequence.dialect.page_multiple
-    context_end = len(sequence.tokens) - tail.num_fixed
-    context = context_end - start
-    fits = context + len(tail.token_ids) <= budget and tail.num_proposals <= num_proposals
-    is_full = sequence.dialect.is_full
-    if fits or (is_first and (is_full or context <= multiple)):
-        return Work(sequence, start, context_end, tail)
-    if is_full:
-        return None
-    end = start + min(context - 1, max(budget, multiple) if is_first else budget)
-    end -= end % multiple
-    return Work(sequence, start, end, None) if end > start else None

@@ -16,8 +16,6 @@ canvases are shortened while requests wait: a long draft that is rejected costs 
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
@@ -25,10 +23,9 @@ from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import MAX_DRAFT_LEN, RoundCost
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.score import Scorer
+from quicksilver.engine.admission import ActiveTenants, open_rows
 from quicksilver.engine.config import EngineConfig
 
-# A tenant is active while its requests run, and for this long after it sent one.
-ACTIVE_S = 10.0
 # Steps after the last one with several open requests, for which a row with a long context still counts as several.
 SHARED_STEPS = 256
 # Rows of a forward that prompts get in any case.
@@ -46,30 +43,6 @@ DECAY = 0.993
 DECAY_WITHOUT_DRAFTS = 0.999
 # Share of the rows of a forward for all canvases together, while requests wait and costs are not measured.
 BACKLOG_SHARE = 0.25
-
-
-class ActiveTenants:
-    """The two tenants that were last active, and when."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._newest: OrderedDict[str, float] = OrderedDict()
-
-    def note(self, tenant: str) -> None:
-        self._newest[tenant] = self._clock()
-        self._newest.move_to_end(tenant)
-        if len(self._newest) > 2:
-            self._newest.popitem(last=False)
-
-    def has_others(self, tenant: str) -> bool:
-        """Whether another tenant is active."""
-        now = self._clock()
-        return any(other != tenant and now - at < ACTIVE_S for other, at in self._newest.items())
-
-    @property
-    def are_several(self) -> bool:
-        now = self._clock()
-        return len(self._newest) > 1 and all(now - at < ACTIVE_S for at in self._newest.values())
 
 
 class SharedSteps:
@@ -136,15 +109,6 @@ class SharedSteps:
     def _cost(self, sequence: Sequence) -> float:
         doubling = self._config.doubling_context
         return 1 + sequence.kv_len / doubling if doubling else 1
-
-
-def open_rows(sequence: Sequence) -> int:
-    """Rows of the prompt, and of a scoring request, that are not computed yet."""
-    rows = max(len(sequence.tokens) - sequence.kv_len - 1, 0)
-    if isinstance(sequence.decoder, Scorer):
-        num_done = sequence.canvas.step if sequence.canvas is not None else 0
-        rows += sum(len(one.tail.token_ids) for one in sequence.decoder.passes[num_done:])
-    return rows
 
 
 class AcceptanceHistory:
@@ -230,3 +194,21 @@ def _most_verify(running: Seq[Sequence]) -> bool:
             verifying += has_draft
             drafting += not has_draft
     return verifying >= max(drafting, 1)
+
+
+def cut_to_budget(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:
+    """As much of the sequence's next forward as fits `budget` rows and `num_proposals`. The end of the context runs
+    only together with the whole tail. A tail that exceeds the budget runs in a forward of its own. Chunks of a
+    block-causal context end with a block; a full context runs at once."""
+    start, tail, multiple = sequence.kv_len, sequence.tail, sequence.dialect.page_multiple
+    context_end = len(sequence.tokens) - tail.num_fixed
+    context = context_end - start
+    fits = context + len(tail.token_ids) <= budget and tail.num_proposals <= num_proposals
+    is_full = sequence.dialect.is_full
+    if fits or (is_first and (is_full or context <= multiple)):
+        return Work(sequence, start, context_end, tail)
+    if is_full:
+        return None
+    end = start + min(context - 1, max(budget, multiple) if is_first else budget)
+    end -= end % multiple
+    return Work(sequence, start, end, None) if end > start else None

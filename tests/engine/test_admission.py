@@ -16,10 +16,17 @@ from quicksilver.core import (
     ScoreRequest,
 )
 from quicksilver.diffusion.decoders import make_decoder
-from quicksilver.engine.admission import BATCH_EVERY, LOOK_AHEAD, MAX_DEBT, TenantLoad, WaitQueue
+from quicksilver.engine.admission import (
+    ACTIVE_S,
+    BATCH_EVERY,
+    LOOK_AHEAD,
+    MAX_DEBT,
+    ActiveTenants,
+    TenantLoad,
+    WaitQueue,
+)
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Scored
-from quicksilver.engine.step_limits import ACTIVE_S, ActiveTenants
 from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, InvalidRequest
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
 

@@ -13,10 +13,11 @@ from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.core import DecoderName, DecoderParams, Request, Usage
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.score import score_continuations
+from quicksilver.engine.admission import ACTIVE_S, ActiveTenants
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.engine.step_limits import ACTIVE_S, MIN_ROWS, ActiveTenants, CanvasLength
+from quicksilver.engine.step_limits import MIN_ROWS, CanvasLength
 from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
 MAX_ROWS = 64
