@@ -42,8 +42,8 @@ from quicksilver.core import (
 )
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.grammar_budget import TimedConstraint
 from quicksilver.engine.load import LoadConfig, load_engine
+from quicksilver.engine.step_limits import TimedConstraint
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer

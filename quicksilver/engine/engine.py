@@ -41,9 +41,9 @@ from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decide import decide_together
 from quicksilver.engine.decode_slots import DecodeSlots
-from quicksilver.engine.grammar_budget import TimedConstraint, take_overrun_s
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
+from quicksilver.engine.step_limits import TimedConstraint, take_overrun_s
 from quicksilver.errors import (
     ContextTooLong,
     EngineOverloaded,

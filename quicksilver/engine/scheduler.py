@@ -28,9 +28,8 @@ from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.admission import BATCH_EVERY, ActiveTenants, WaitQueue
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
-from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
-from quicksilver.engine.step_limits import CanvasLength, SharedSteps, cut_to_budget
+from quicksilver.engine.step_limits import CanvasLength, GrammarBudget, SharedSteps, cut_to_budget
 
 MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
 # A prompt runs in a forward of its own beside the rounds of the slots. From this many slots on, new requests are

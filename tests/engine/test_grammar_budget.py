@@ -12,7 +12,7 @@ import pytest
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.core import ConstraintSpec, Delta, MaskTask, Request, TokenConstraint
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.grammar_budget import (
+from quicksilver.engine.step_limits import (
     ALLOWANCE_S,
     GROUPED_ROW_S,
     MAX_GROUPED,
