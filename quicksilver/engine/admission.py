@@ -150,7 +150,7 @@ def _check_numbers(params: DecodeParams) -> None:
 
 
 def _check_bounds(record: object, bounds: Mapping[str, tuple[float, float]]) -> None:
-    """None is a field that is not set."""
+    """Raises InvalidRequest for a field of `record` outside its bounds. A field that is None is not checked."""
     for name, (low, high) in bounds.items():
         value = getattr(record, name)
         if value is None:
@@ -215,7 +215,7 @@ class ActiveTenants:
 
 
 def open_rows(sequence: Sequence) -> int:
-    """Rows of the prompt, and of a scoring request, that are not computed yet."""
+    """Rows of the prompt, and of the continuations of a scoring request, that are not computed yet."""
     rows = max(len(sequence.tokens) - sequence.kv_len - 1, 0)
     if isinstance(sequence.decoder, Scorer):
         num_done = sequence.canvas.step if sequence.canvas is not None else 0
@@ -289,14 +289,14 @@ class WaitQueue:
         self._preempted[sequence.request.is_batch].appendleft(sequence)
 
     def admit(self, sequence: Sequence, num_rows: int) -> None:
-        """Takes a request out that starts with `num_rows` uncached rows."""
+        """Takes out a request that starts now and has `num_rows` rows without cached KV."""
         self._take_out(sequence)
         self.charge(sequence.request.tenant, num_rows)
         self._num_admitted += 1
         self._num_since_batch = 0 if sequence.request.is_batch else self._num_since_batch + 1
 
     def drop(self, sequence: Sequence) -> None:
-        """Takes a request out that ends without having been admitted again."""
+        """Takes out a request that ends while it waits."""
         self._take_out(sequence)
         self.leave(sequence.request.tenant)
 
@@ -343,7 +343,7 @@ class WaitQueue:
         return num_ahead * elapsed_s / (self._num_admitted + 1)
 
     def overdue(self) -> list[Sequence]:
-        """Requests that have not run and were to start by now. Looked for at intervals."""
+        """Requests that have not run although their time limit is over. Searched every `CHECK_S` seconds."""
         now = self._clock()
         if now < self._next_check:
             return []

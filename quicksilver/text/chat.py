@@ -56,7 +56,7 @@ class _Writer(Protocol):
 
 
 class _WithTools:
-    """A checkpoint's template without tools: conversations with tools are written by the default template."""
+    """The writer of a checkpoint whose template has no tools: the default template writes conversations with tools."""
 
     def __init__(self, plain: _Writer, with_tools: _Writer) -> None:
         self._plain, self._with_tools = plain, with_tools
@@ -232,7 +232,7 @@ class _DefaultTemplate:
         yield "\n"
 
     def _encode(self, segments: Iterator[_Segment]) -> list[int]:
-        """Neighbouring pieces of text are encoded as one, so that tokens do not depend on where pieces met."""
+        """Adjacent pieces of text are joined before they are encoded, so that tokens do not depend on the pieces."""
         ids: list[int] = []
         text = ""
         for segment in segments:
@@ -286,7 +286,7 @@ def lower_budget(think: ThinkBudget, most: int) -> ThinkBudget:
 
 
 def asks_to_think(effort: str | None) -> bool:
-    """Whether this effort opens the thinking channel; None does not."""
+    """Whether an answer with this effort begins with reasoning; without an effort it does not."""
     return _share(effort) > 0
 
 

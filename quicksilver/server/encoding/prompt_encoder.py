@@ -28,7 +28,7 @@ POOL_CHARS = 16 * 2**10
 
 
 class EncodeTexts(msgspec.Struct, frozen=True, tag=True):
-    """Texts from outside, each by itself."""
+    """Texts of a request, each of which is encoded separately."""
 
     texts: tuple[str, ...]
 
@@ -52,7 +52,7 @@ EncodeJob = EncodeTexts | RenderChat | EncodeFim | EncodeEdit
 
 
 class Encoded(msgspec.Struct, frozen=True, tag=True):
-    """Ids of each text, or of the one prompt; `opens_thinking` as in RenderedPrompt."""
+    """The ids of each text, or of the one prompt. `opens_thinking` as in RenderedPrompt."""
 
     ids: tuple[tuple[int, ...], ...]
     opens_thinking: bool = False
@@ -140,7 +140,7 @@ def _chat_chars(request: PromptRequest) -> int:
 
 
 def _json_chars(value: object) -> int:
-    """Characters of the strings in a JSON value; wire bounds keep its depth and its other nodes few."""
+    """Characters of the strings in a JSON value. The depth and the number of values of a body are bounded."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -48,13 +48,13 @@ _parser = ThreadPoolExecutor(1, thread_name_prefix="parse-body")
 async def read_body(
     request: Request, model: type[BodyType], config: ServerConfig, max_bytes: int | None = None
 ) -> BodyType:
-    """The checked body."""
+    """The body, read and checked as `model`."""
     raw = await read_bytes(request, config, max_bytes)
     return await off_loop(len(raw), lambda: parse_body(raw, model))
 
 
 async def off_loop(num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
-    """The result of `parse`, which reads so many bytes; large ones are read in a thread."""
+    """The result of `parse`, whose input has `num_bytes` bytes. Large input is parsed in a thread."""
     if num_bytes < OFF_LOOP_BYTES:
         return parse()
     return await asyncio.get_running_loop().run_in_executor(_parser, parse)
@@ -90,7 +90,7 @@ def check_announced(request: Request, cap: int) -> None:
 
 
 class BodyClock:
-    """The deadlines of one body: pauses, the least rate, and the whole."""
+    """The deadlines of one body: the longest pause, the least bytes per second, and the longest time in total."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
@@ -315,7 +315,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, receive: Receive, send: Send) -> None:
-        """Returns when the reader is gone; meanwhile keeps idle proxies from closing the connection."""
+        """Returns when the client has disconnected. Until then sends comments while the stream is idle, so that
+        proxies keep the connection."""
         while True:
             before = self._num_sent
             try:

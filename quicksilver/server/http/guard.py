@@ -1,8 +1,8 @@
-"""Which requests are let in: by the Guard before routing, and by the keys that their routes require.
+"""Which requests are accepted: by the Guard before routing, and by the keys that their routes require.
 
-Guard is the outermost ASGI layer. It reads only the head of a request: bounds on headers, the Host and Origin that may
-be named, and open requests. Every error that a route raises becomes a reply there; an unexpected exception becomes a
-plain 500.
+Guard is the outermost ASGI layer. It reads only the request line and the headers: bounds on headers, the Host and
+Origin that may be named, and open requests. Every error that a route raises becomes a reply there; an unexpected
+exception becomes a plain 500.
 
 Authentication is a route dependency, so it is decided by the matched route, never by a path rebuilt from headers.
 Without accounts all callers are one anonymous tenant. With accounts every route requires a key, except those of the
@@ -219,8 +219,8 @@ class Caller:
 
 
 async def require_key(request: Request) -> None:
-    """Dependency of every route that is not public; `caller_of` returns the result. A line of a batch has the caller of
-    the batch; only code of this process can set that key of the scope."""
+    """Dependency of every route that is not public; `caller_of` returns the result. A request that is a line of a batch
+    has the caller of the batch, which the batch runner puts into the scope; a client cannot set keys of the scope."""
     if (of_batch := request.scope.get(BATCH_CALLER)) is not None:
         request.state.caller = of_batch
         return

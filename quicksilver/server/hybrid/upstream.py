@@ -28,8 +28,8 @@ MAX_RETRY_AFTER_S = 300.0
 
 
 class UpstreamBreaker:
-    """Counts the failures of one process. Closed: calls pass. Open: none passes. After `open_s`, one call is tried; its
-    result closes or opens the breaker."""
+    """A circuit breaker over the failures that this process saw. Closed: calls pass. Open: none passes. After `open_s`,
+    one call is tried; its result closes or opens the breaker."""
 
     def __init__(
         self, max_failures: int, window_s: float, open_s: float, clock: Callable[[], float] = time.monotonic
