@@ -88,6 +88,7 @@ large_compile() {
   compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --weights bfloat16,fp8,int4
   compile verify_8B gpu_verify --models 8B --rounds 5 --canvas ""
   compile batch gpu_batch
+  compile adapters gpu_adapters --tokens 8 --repeats 1
   compile prefill gpu_prefill --prompts 1024
   compile peers gpu_peers --tokens 8
   compile canvas_peer gpu_canvas_peer --tokens 256 --steps 2
@@ -104,6 +105,7 @@ large_compile() {
 large_figures() {
   figure 90 12 gpu_forward --models 8B --rows 1,16,32,64 --weights bfloat16,fp8,int4
   figure 45 10 gpu_batch
+  figure 60 1 gpu_adapters
   figure 75 7 gpu_prefill --far 131072
   figure 30 2 gpu_prefill --prompts 1024,4096 --weights fp8
   figure 30 2 gpu_prefill --prompts 1024,4096 --weights int4

@@ -58,8 +58,8 @@ def share_bases(
 ) -> tuple[ModelSettings, ...]:
     """Companions as adapters of their models, where the backend applies adapters: one base in memory instead of two.
 
-    A companion has the same base file and a skill. The CUDA kernels have no path for adapters, so a server that may run
-    on an accelerator keeps two workers.
+    A companion has the same base file and a skill. On an accelerator a merged skill is faster than an adapter of single
+    requests, so a server that may run on one keeps two workers.
     """
     if not runs_on_cpu(device):
         return tuple(models)
@@ -88,7 +88,8 @@ async def check_adapters(models: Sequence[ModelSettings], pool: EnginePool) -> N
         if not engine.info.supports_adapters:
             raise InvalidRequest(
                 f"{model.files.name}: the backend on {engine.info.device} cannot apply adapters to single requests; "
-                "use --no-cuda-graphs or --device cpu, or merge one adapter with --adapter PATH",
+                "give it memory with adapter_bytes, use --no-cuda-graphs or --device cpu, or merge one adapter with "
+                "--adapter PATH",
                 param="adapter",
             )
         await engine.load_adapter(model.adapter)

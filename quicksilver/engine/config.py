@@ -71,9 +71,7 @@ class EngineConfig:
     stale_prefix: bool = setting(False, "LLaDA, Dream: keep the KV of the prompt within a block, which is approximate.")
     logit_rows: int = setting(64, "Rows of logits that exist at the same time in the sampler.")
     adapter_bytes: int = setting(
-        1 << 30,
-        "Memory for adapters that requests name; the least recently used go first. On a GPU it is allocated at the "
-        "start, at most a sixteenth of the free memory; 0 turns adapters off there.",
+        1 << 30, "Memory for adapters of requests; on a GPU at most a sixteenth of the free memory; 0 turns them off."
     )
 
     def __post_init__(self) -> None:

@@ -142,7 +142,8 @@ class AdapterEngine(WrappedEngine):
         if not info.supports_adapters:
             raise ModelNotFound(
                 f"{self.name}: the engine of {info.model} on {info.device} cannot apply adapters to single requests; "
-                "serve the base with --no-cuda-graphs or --device cpu, or merge the adapter with --adapter PATH",
+                "give it memory with adapter_bytes, serve the base with --no-cuda-graphs or --device cpu, or merge the "
+                "adapter with --adapter PATH",
                 param="model",
             )
 

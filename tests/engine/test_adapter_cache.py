@@ -48,6 +48,35 @@ def test_the_least_recently_used_adapter_is_evicted() -> None:
     assert cache.num_bytes == 30
 
 
+class Store:
+    """A device with room for three adapters; what was placed and dropped, in order."""
+
+    num_bytes = 30
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.numbers: dict[RowAdapter, int] = {}
+
+    def place(self, adapter: RowAdapter) -> None:
+        self.numbers[adapter] = len(self.numbers)
+        self.calls.append(("place", self.numbers[adapter]))
+
+    def drop(self, adapter: RowAdapter) -> None:
+        self.calls.append(("drop", self.numbers[adapter]))
+
+
+def test_a_device_drops_an_adapter_before_it_places_another() -> None:
+    store = Store()
+    cache = AdapterCache(Loader(), 0, store)
+    lease = cache.lease(ref_of("a"))
+    for name in "bcbd":
+        cache.lease(ref_of(name))
+    assert store.calls == [("place", 0), ("place", 1), ("place", 2), ("drop", 2), ("place", 3)]
+    del lease
+    assert cache.unload("a")
+    assert store.calls[-1] == ("drop", 0)
+
+
 def test_an_adapter_in_use_stays_and_a_full_cache_refuses_for_now() -> None:
     cache = AdapterCache(Loader(), 20)
     leases = [cache.lease(ref_of(name)) for name in "ab"]

@@ -9,7 +9,14 @@ import pytest
 from quicksilver.constrain.compile.pool import PoolConfig
 from quicksilver.core import DecoderName, DecoderParams, help_texts
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
-from quicksilver.engine.config import EngineConfig, plan_decode_rows, plan_pages, plan_prompt_rows, plan_running
+from quicksilver.engine.config import (
+    EngineConfig,
+    fitting_adapter_bytes,
+    plan_decode_rows,
+    plan_pages,
+    plan_prompt_rows,
+    plan_running,
+)
 from quicksilver.engine.load import LoadConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.worker.client import WorkerTimeouts
@@ -72,6 +79,20 @@ def test_kv_bytes_is_taken_as_given_and_refused_below_one_context() -> None:
     with pytest.raises(InvalidRequest, match="raise kv_bytes") as refused:
         plan(free_mib=999, kv_bytes=MIB // 2)
     assert refused.value.param == "kv_bytes"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "context", "fitting"),
+    [
+        (1024, 139_000, 100, 1024),
+        (1024, 8000, 100, 500),
+        (0, 8000, 100, 0),
+        (1024, 8000, 6750, 500),
+        (1024, 8000, 6751, 0),
+    ],
+)
+def test_adapters_on_a_gpu_leave_room_for_one_context(wanted: int, free: int, context: int, fitting: int) -> None:
+    assert fitting_adapter_bytes(wanted, free, context) == fitting
 
 
 def test_num_pages_is_taken_as_given() -> None:

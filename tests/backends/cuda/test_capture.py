@@ -25,7 +25,8 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     stream = SimpleNamespace(wait_stream=lambda other: None)
 
     @contextmanager
-    def graph(made: FakeGraph, pool: object) -> Iterator[None]:
+    def graph(made: FakeGraph, pool: object, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local", "another thread that copies would end the capture"
         seen.append("begins")
         yield
         seen.append("ends")

@@ -77,12 +77,27 @@ def _add_adapter(
 
 @triton.jit
 def _add_terms(a, b_, first, second, m, scale, terms, width, SCALE: tl.constexpr):
-    """Add the terms of the row adapters, (rows, width) fp32, to the sums of the first split."""
+    """Add the terms of the row adapters, (rows, width) fp32, as `_add_adapter` adds its own."""
     at = terms + m[None, :] * width
     c, d = tl.load(at + first[:, None]), tl.load(at + second[:, None])
     if SCALE:
         c, d = c / tl.load(scale + first)[:, None], d / tl.load(scale + second)[:, None]
     return a + c, b_ + d
+
+
+@triton.jit
+def _add_low_rank(
+    a, b_, first, second, m, scale, ax, b, ready, terms, width, split,
+    SCALE: tl.constexpr, RANK: tl.constexpr, TERMS: tl.constexpr,
+):  # fmt: skip
+    """Add the terms of all adapters to the sums of the first split."""
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            a, b_ = _add_adapter(a, b_, first, second, m, scale, ax, b, ready, SCALE, RANK)
+    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            a, b_ = _add_terms(a, b_, first, second, m, scale, terms, width, SCALE)
+    return a, b_
 
 
 @triton.jit
@@ -166,14 +181,9 @@ def qkv_kernel(
     pdl_launch(PDL)
     if ROWS_KNOWN and not PDL:
         cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
-    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            left, right = _add_adapter(left, right, first, second, m, scale, ax, b, ready, SCALE, RANK)
-    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            left, right = _add_terms(
-                left, right, first, second, m, scale, terms, (HEADS + 2 * KV_HEADS) * (2 * BLOCK_N), SCALE
-            )
+    left, right = _add_low_rank(
+        left, right, first, second, m, scale, ax, b, ready, terms, tiles * (2 * BLOCK_N), split, SCALE, RANK, TERMS
+    )  # fmt: skip
     if SPLITS == 1:
         _finish_qkv(
             left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
@@ -256,12 +266,9 @@ def swiglu_kernel(
     end = tl.minimum(begin + depth, K)
     gate, up = matmul(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     pdl_launch(PDL)
-    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            gate, up = _add_adapter(gate, up, first, second, m, scale, ax, b, ready, SCALE, RANK)
-    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            gate, up = _add_terms(gate, up, first, second, m, scale, terms, 2 * N, SCALE)
+    gate, up = _add_low_rank(
+        gate, up, first, second, m, scale, ax, b, ready, terms, 2 * N, split, SCALE, RANK, TERMS
+    )  # fmt: skip
     if SPLITS == 1:
         _finish_swiglu(
             gate, up, tile, n, m, first, second, out, out_steps, squares, scale, eps, K, N, ROWS, TILES, SCALE, FP8
@@ -309,12 +316,9 @@ def add_kernel(
     end = tl.minimum(begin + depth, K)
     a, c = matmul(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     pdl_launch(PDL)
-    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            a, c = _add_adapter(a, c, first, second, m, scale, ax, b, ready, SCALE, RANK)
-    if TERMS:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
-        if split == 0:
-            a, c = _add_terms(a, c, first, second, m, scale, terms, N, SCALE)
+    a, c = _add_low_rank(
+        a, c, first, second, m, scale, ax, b, ready, terms, N, split, SCALE, RANK, TERMS
+    )  # fmt: skip
     if SPLITS == 1:
         _finish_add(
             a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE, FP8
