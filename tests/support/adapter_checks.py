@@ -24,7 +24,7 @@ from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
 from quicksilver.engine.engine import Engine
-from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill, stack_adapters
+from quicksilver.model.adapters import Adapter, CanvasAdapter, attach_canvas, load_adapter, merge_skill, stack_adapters
 from quicksilver.model.attention import PagedCache, SdpaAttend
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.row_adapters import AdapterRows, convert
@@ -38,6 +38,7 @@ from tests.support.graph_checks import (
     engine_of,
     model_of,
 )
+from tests.support.int4_checks import ORACLES
 from tests.support.kernel_checks import expect_close, here, relative_error
 from tests.support.row_adapters import random_adapter, saved
 
@@ -64,7 +65,7 @@ def check_adapter_network(
         cache.v.copy_(caches[0].v)
     options = {"max_rows": max_rows, "max_segments": 32, "matmul_mode": mode, "prompt_rows": 512}
     executor = GraphExecutor(model, caches[0], 64, limits_of(config, place.dtype, 6, **options))
-    adapters = [random_adapter(i, rank, config, std=config.dim**-0.75) for i, rank in enumerate(RANKS)]
+    adapters = network_adapters(config)
     store = executor.adapter_store
     assert store is not None
     placed = [executor.convert_adapter(adapter) for adapter in adapters]
@@ -91,6 +92,35 @@ def check_adapter_network(
     assert relative_error(base, found) > 0.1, "the adapters change nothing"
     if mode is MatmulMode.BATCH_INVARIANT:
         assert torch.equal(base[choice < 0], found[choice < 0]), "rows without an adapter have other values"
+
+
+def network_adapters(config: ModelConfig) -> list[Adapter]:
+    """One adapter for each of `RANKS`, without pairs for experts."""
+    adapters = [random_adapter(i, rank, config, std=config.dim**-0.75) for i, rank in enumerate(RANKS)]
+    for adapter in adapters:
+        for layer in list(adapter.layers)[config.num_layers if config.moe is None else config.moe.num_dense :]:
+            del layer["gu"], layer["dn"]  # type: ignore[operator]
+    return adapters
+
+
+def check_quantised_base(scheme: str, config: ModelConfig, tolerance: float) -> None:
+    """Adapters beside quantised weights: the values of the eager network with the dequantised weights."""
+    model, place = model_of(config), here()
+    cache = PagedCache.allocate(config, 16, 16, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    before = PagedCache(cache.k.clone().float(), cache.v.clone().float(), 16)
+    executor = GraphExecutor(model, cache, 64, limits_of(config, place.dtype, 6, max_rows=64, scheme=scheme))
+    adapters = network_adapters(config)
+    placed = [executor.convert_adapter(adapter) for adapter in adapters]
+    for one in placed:
+        executor.adapters.table.place(one)  # type: ignore[union-attr]
+    batch = _with_canvas_rows(causal_batch(4, 3, 20, 16), 3, 1)
+    choice = torch.arange(12) // 3 - 1
+    found = model.norm(executor.launch(_with_adapters(batch, placed, choice))[:12]).clone()
+    plain = [convert(config, one, lambda pair: pair.to(place.device), place.device) for one in adapters]
+    exact = _eager(ORACLES[scheme](model), _with_adapters(batch, plain, choice), before)
+    expect_close(found, exact, tolerance)
 
 
 def _with_canvas_rows(batch: Batch, rows_each: int, num_canvas: int) -> Batch:
@@ -247,6 +277,8 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for mode, config, count, rows_each in product(MatmulMode, (SMALL_NORMED, LAYER_FUSED), (3, 31), (3,)):
         name = f"adapters network {mode} {config.dim} rows={count * rows_each}"
         yield name, partial(check_adapter_network, config, count, rows_each, count == 31, mode)
+    for scheme, tolerance in (("fp8", 2e-1), ("int4", 4e-2)):
+        yield f"adapters network {scheme}", partial(check_quantised_base, scheme, LAYER_FUSED, tolerance)
     name = "adapters network prompts without a graph"
     yield name, partial(check_adapter_network, SMALL, 30, 16, True, MatmulMode.FASTEST, 64)
     yield "adapters mixed slots", partial(check_mixed_adapters, LAYER_FUSED, 30, ar, 24, 128)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -19,7 +21,9 @@ from quicksilver.backends.cuda.kernels.adapter_rows import (
 )
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.model.config import ModelConfig
-from tests.support.adapter_checks import check_adapter_network
+from quicksilver.model.experts import MoeConfig
+from tests.support.adapter_checks import check_adapter_network, check_quantised_base
+from tests.support.fp8_checks import dequantised, round_groups
 from tests.support.graph_checks import TINIEST_PLAIN
 from tests.support.kernel_checks import expect_close, here
 from tests.support.row_adapters import random_adapter
@@ -58,6 +62,16 @@ def test_a_network_with_adapters_and_canvas_rows_equals_the_eager_network(
     check_adapter_network(TINIEST_PLAIN, count, 3, True, mode, max_rows)
 
 
+def test_adapters_beside_routed_experts_change_attention_and_dense_layers() -> None:
+    config = replace(TINIEST_PLAIN, num_layers=2, moe=MoeConfig(5, 2, 24, num_dense=1))
+    check_adapter_network(config, 5, 3, False, MatmulMode.FASTEST, 64)
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "int4"])
+def test_adapters_beside_quantised_weights(scheme: str) -> None:
+    check_quantised_base(scheme, TINIEST_PLAIN, 5e-2 if here().device == "cuda" else 5e-3)
+
+
 def rows_of(table: AdapterTable, slots: list[int]) -> AdapterRows:
     scratch = AdapterScratch.allocate(table.pools, 64, 64, 64)
     tiles = torch.zeros(max_tiles(len(slots), table.num_slots, TILE), 1 + TILE, dtype=torch.int32, device=here().device)
@@ -82,3 +96,14 @@ def test_terms_are_those_of_each_rows_adapter_whatever_the_other_rows_are() -> N
         expect_close(found[row], wanted, place.tolerance)
         alone = rows_of(table, [-1 if c < 0 else slots[c]]).term(1, "dn", x[row : row + 1])
         assert torch.equal(alone[0], found[row])
+
+
+def test_terms_of_fp8_inputs_use_their_scales() -> None:
+    place = here()
+    table = AdapterTable(DEEP, 2, torch.device(place.device), place.dtype)
+    placed = table.convert(random_adapter(1, 20, DEEP, std=0.1))
+    table.place(placed)
+    x, steps = round_groups(torch.randn(5, DEEP.ffn_dim, device=place.device), 64)
+    found = rows_of(table, [table.slot_of(placed)] * 5).term(0, "dn", x, steps)
+    wanted = placed.layers[0]["dn"].delta(dequantised(x, steps).to(place.dtype)).float()
+    expect_close(found, wanted, place.tolerance)
