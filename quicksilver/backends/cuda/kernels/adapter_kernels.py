@@ -9,12 +9,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.backends.cuda.kernels.launch import pdl_wait_and_launch
+from quicksilver.backends.cuda.kernels.launch import pdl_wait_and_launch, prefetch
 
 # Ranks of one page.
 PAGE_RANKS = 16
 # A line of the slot table: pages of each of the four linears, then page ids.
 NUM_COUNTS = 4
+
+
+@triton.jit
+def _first_page(line, index, slot, LINEAR: tl.constexpr):
+    """The page with this index of a slot's adapter, and whether there is one."""
+    is_used = (slot >= 0) & (index < tl.load(line + LINEAR, mask=slot >= 0, other=0))
+    return tl.load(line + 4 + index, mask=is_used, other=0).to(tl.int64), is_used
 
 
 @triton.jit
@@ -25,10 +32,16 @@ def shrink_kernel(
 ):  # fmt: skip
     """low[split, row] = A x over one K range, for every `num_programs(1)`-th page of the tile's adapter. With FP8, x
     has a scale per `GROUP` columns."""
-    pdl_wait_and_launch(PDL)
     split = tl.program_id(2)
     at_tile = row_tiles + tl.program_id(0) * (TILE + 1)
     slot = tl.load(at_tile)
+    if PDL:
+        # Tiles, slots and pools are written by copies before the forward, so they are read before the wait.
+        page, is_used = _first_page(lines + slot * line_len, tl.program_id(1), slot, LINEAR)
+        own = tl.minimum(split * depth + tl.arange(0, 8) * 64, K - 1)
+        if is_used:
+            prefetch(a + page * page_stride + tl.arange(0, 16)[:, None] * K + own[None, :])
+    pdl_wait_and_launch(PDL)
     if slot >= 0:
         line = lines + slot * line_len
         count = tl.load(line + LINEAR)
@@ -62,9 +75,14 @@ def expand_kernel(
     ADDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """y[row] = B (A x), or with ADDS y[row] += B (A x). Rows without an adapter get zeros, or stay."""
-    pdl_wait_and_launch(PDL)
     at_tile = row_tiles + tl.program_id(0) * (TILE + 1)
     slot = tl.load(at_tile)
+    if PDL:
+        page, is_used = _first_page(lines + slot * line_len, 0, slot, LINEAR)
+        own = tl.minimum(tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N // 64) * 64, N - 1)
+        if is_used:
+            prefetch(b + page * page_stride + tl.arange(0, 16)[:, None] * N + own[None, :])
+    pdl_wait_and_launch(PDL)
     if slot >= (0 if ADDS else -1):
         row = tl.load(at_tile + 1 + tl.arange(0, TILE))
         n, r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, 16)

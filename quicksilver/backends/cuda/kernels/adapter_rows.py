@@ -25,7 +25,7 @@ SPLIT_DEPTH = 512
 # Rows of a tile: of forwards whose results must not depend on their size, and of long prompts.
 TILE, PROMPT_TILE = 16, 64
 # Programs that share the pages of one tile.
-PAGE_PROGRAMS = 4
+PAGE_PROGRAMS = 2
 _BLOCK_N = 256
 NO_ADAPTER, UNUSED = -1, -2
 
