@@ -57,7 +57,7 @@ def check_adapter_network(
     """Hidden states of a batch with three adapters, and with canvas rows, equal those of the eager network. In
     batch-invariant mode rows without an adapter have the values of a batch without adapters."""
     model, place = model_of(config), here()
-    caches = [PagedCache.allocate(config, 64, 16, place.device, place.dtype) for _ in range(3)]
+    caches = [PagedCache.allocate(config, 128, 16, place.device, place.dtype) for _ in range(3)]
     caches[0].k.normal_()
     caches[0].v.normal_()
     for cache in caches[1:]:
@@ -89,14 +89,19 @@ def check_adapter_network(
         exact = _eager(copy.deepcopy(model).float(), in_torch, exact_cache)
         expect_close(found, exact, max(4e-2, 1.5 * relative_error(eager, exact)))
     base = model.norm(executor.launch(batch)[: len(choice)])
-    assert relative_error(base, found) > 0.1, "the adapters change nothing"
+    assert relative_error(base, found) > 0.2, "the adapters change nothing"
     if mode is MatmulMode.BATCH_INVARIANT:
         assert torch.equal(base[choice < 0], found[choice < 0]), "rows without an adapter have other values"
 
 
+def std_of(config: ModelConfig) -> float:
+    """Of matrices whose terms are about half as large as the outputs of the linears."""
+    return 0.35 * config.dim**-0.25
+
+
 def network_adapters(config: ModelConfig) -> list[Adapter]:
     """One adapter for each of `RANKS`, without pairs for experts."""
-    adapters = [random_adapter(i, rank, config, std=config.dim**-0.75) for i, rank in enumerate(RANKS)]
+    adapters = [random_adapter(i, rank, config, std=std_of(config)) for i, rank in enumerate(RANKS)]
     for adapter in adapters:
         for layer in list(adapter.layers)[config.num_layers if config.moe is None else config.moe.num_dense :]:
             del layer["gu"], layer["dn"]  # type: ignore[operator]
@@ -177,8 +182,8 @@ def answers_of(engine: Engine, requests: list[Request], at_once: int = 1000) -> 
 
 def adapters_for(config: ModelConfig, folder: Path) -> list[AdapterRef]:
     """Three adapters, the first one with pairs for canvas rows."""
-    made = [random_adapter(i, rank, config, std=config.dim**-0.75) for i, rank in enumerate(RANKS)]
-    made[0].canvas = random_adapter(9, 5, config, std=config.dim**-0.75)
+    made = [random_adapter(i, rank, config, std=std_of(config)) for i, rank in enumerate(RANKS)]
+    made[0].canvas = random_adapter(9, 5, config, std=std_of(config))
     return [saved(folder, adapter, str(i)) for i, adapter in enumerate(made)]
 
 

@@ -119,8 +119,10 @@ class AdapterTable:
     def slots_of_rows(self, row_adapters: Sequence[AdapterRows], count: int) -> npt.NDArray[np.int32]:
         """The slot of every row of a bucket of `count` rows."""
         slots = np.full(count, -1, dtype=np.int32)
-        for one in row_adapters:
-            slots[one.rows.numpy()] = self.slot_of(one.adapter)
+        if row_adapters:
+            rows = [one.rows.numpy() for one in row_adapters]
+            own = [self.slot_of(one.adapter) for one in row_adapters]
+            slots[np.concatenate(rows)] = np.repeat(np.array(own, dtype=np.int32), [len(part) for part in rows])
         return slots
 
     def _pack(self, adapter: Adapter, canvas: RowAdapter | None) -> RowAdapter:

@@ -49,17 +49,15 @@ def max_tiles(num_rows: int, num_slots: int, tile: int) -> int:
 def cut_adapter_tiles(slots: npt.NDArray[np.int32], tiles: npt.NDArray[np.int32]) -> None:
     """Writes the tiles of rows whose adapters have these slots, -1 for none: the slot of a tile, then its rows."""
     order = np.argsort(slots, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(slots[order])) + 1)
-    tile, used = tiles.shape[1] - 1, 0
+    in_order, tile = slots[order], tiles.shape[1] - 1
+    starts = np.flatnonzero(np.diff(in_order, prepend=in_order[0] - 1))
+    counts = np.diff(starts, append=len(slots))
+    num_tiles = -(-counts // tile)
+    first_tiles = np.cumsum(num_tiles) - num_tiles
     tiles[:, 0], tiles[:, 1:] = UNUSED, -1
-    for group in groups:
-        count = -(-len(group) // tile)
-        part = tiles[used : used + count]
-        part[:, 0] = slots[group[0]]
-        rows = np.full(count * tile, -1, dtype=np.int32)
-        rows[: len(group)] = group
-        part[:, 1:] = rows.reshape(count, tile)
-        used += count
+    tiles[: num_tiles.sum(), 0] = np.repeat(in_order[starts], num_tiles)
+    places = np.arange(len(slots)) - np.repeat(starts, counts)  # of a row among those of its adapter
+    tiles[np.repeat(first_tiles, counts) + places // tile, 1 + places % tile] = order
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class AdapterRows:
         shrink_kernel[(num_tiles, min(PAGE_PROGRAMS, len(a)), splits)](
             x, x if steps is None else steps, a, self.tiles, lines, self.scratch.low, depth,
             SPLIT_DEPTH if self.is_split else depth, rows, a.stride(0), lines.shape[1], **shape,
-            BLOCK_K=128 if steps is None else 64, FP8=steps is not None,
+            BLOCK_K=256 if steps is None else 64, FP8=steps is not None,
             GROUP=64 if steps is None else depth // len(steps), num_warps=4, **pdl_options(),
         )  # fmt: skip
         block_n = min(_BLOCK_N, triton.next_power_of_2(out_dim))
