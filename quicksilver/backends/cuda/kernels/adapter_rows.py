@@ -26,7 +26,8 @@ SPLIT_DEPTH = 512
 TILE, PROMPT_TILE = 16, 64
 # Programs that share the pages of one tile.
 PAGE_PROGRAMS = 2
-_BLOCK_N = 256
+_BLOCK_K, _BLOCK_N = 256, 256
+_SHRINK_WARPS, _EXPAND_WARPS = 4, 4
 NO_ADAPTER, UNUSED = -1, -2
 
 
@@ -110,13 +111,13 @@ class AdapterRows:
         shrink_kernel[(num_tiles, min(PAGE_PROGRAMS, len(a)), splits)](
             x, x if steps is None else steps, a, self.tiles, lines, self.scratch.low, depth,
             SPLIT_DEPTH if self.is_split else depth, rows, a.stride(0), lines.shape[1], **shape,
-            BLOCK_K=256 if steps is None else 64, FP8=steps is not None,
-            GROUP=64 if steps is None else depth // len(steps), num_warps=4, **pdl_options(),
+            BLOCK_K=_BLOCK_K if steps is None else 64, FP8=steps is not None,
+            GROUP=64 if steps is None else depth // len(steps), num_warps=_SHRINK_WARPS, **pdl_options(),
         )  # fmt: skip
         block_n = min(_BLOCK_N, triton.next_power_of_2(out_dim))
         expand_kernel[(num_tiles, triton.cdiv(out_dim, block_n))](
             self.scratch.low, b, self.tiles, lines, y, out_dim, rows, b.stride(0), lines.shape[1], **shape,
-            BLOCK_N=block_n, SPLITS=splits, ADDS=adds, num_warps=4, **pdl_options(),
+            BLOCK_N=block_n, SPLITS=splits, ADDS=adds, num_warps=_EXPAND_WARPS, **pdl_options(),
         )  # fmt: skip
 
 
