@@ -302,14 +302,26 @@ def timed(engine: Engine, case: Case, prompt_len: int, device: str) -> tuple[int
     return num_tokens, num_forwards, elapsed, phases
 
 
+@contextmanager
+def rounds_off(backend: Any) -> Iterator[None]:
+    """Every forward waits for the host, also where the backend has rounds that run ahead of it."""
+    blocks = getattr(backend, "blocks", None)
+    if blocks is not None:
+        backend.blocks = None
+    try:
+        yield
+    finally:
+        if blocks is not None:
+            backend.blocks = blocks
+
+
 def without_rounds(engine: Engine, case: Case, prompt_len: int, device: str) -> dict[str, Any]:
     """The same where every forward waits for the host, if the backend has rounds that run ahead of it."""
     backend: Any = engine.backend
     if getattr(backend, "blocks", None) is None:
         return {}
-    blocks, backend.blocks = backend.blocks, None
-    num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
-    backend.blocks = blocks
+    with rounds_off(backend):
+        num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
     found = {"tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards}
     return {"without_rounds": found | {"phase_ms_per_step": phases}}
 
@@ -349,7 +361,7 @@ def measure(
     engine = build_engine(model, name, settings)
     executor = getattr(engine.backend, "executor", None)
     counts = ExpertCount(2 * own_rows)
-    with counts.counting(has_kernels=executor is not None):
+    with counts.counting(has_kernels=executor is not None), rounds_off(engine.backend):
         answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 128)), prompt_len)
     answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)  # captures the graphs
     num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
