@@ -1,8 +1,9 @@
 """The device-side state of block rounds, and the kernels before and after each forward: state -> rows, and proposals ->
-state. The same rules as `diffusion/confidence.py` and `diffusion/unmask.py`, without the host.
+state. The same rules as `diffusion/confidence.py`, `diffusion/edit.py` and `diffusion/unmask.py`, without the host.
 
 Sequence b has 2 L rows for blocks of L positions: the block before its canvas, whose KV is written if it was completed
-by the forward before, then the canvas. A negative start marks an unused sequence, whose rows write nothing.
+by the forward before, then the canvas. A negative start marks an unused sequence, whose rows write nothing. In a
+shifted dialect the first position of a block is decided alone, in the forward that writes the block before.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
-from quicksilver.core import CommitRule, DecoderParams
+from quicksilver.core import CommitRule, DecoderName, DecoderParams
+from quicksilver.dialect import Dialect
+from quicksilver.diffusion.edit import MAX_EDIT_STEPS_PER_POSITION
 
-# The rules that the kernel knows, by their number.
+# The rules of `confidence` that the kernel knows, by their number. The number after them is the `edit` decoder.
 RULES = (CommitRule.THRESHOLD, CommitRule.STATIC, CommitRule.DYNAMIC)
+EDIT = len(RULES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +34,12 @@ class BlockState:
     start: Tensor  # (sequences,): position of the first token of the block
     step: Tensor  # (sequences,): forwards that its canvas has been through
     writes: Tensor  # (sequences,): 1 if the next forward writes the KV of the block before it
-    rule: Tensor  # (sequences,): index in RULES
+    num_fixed: Tensor  # (sequences,): leading tokens of the block that no forward changes
+    num_passes: Tensor  # (sequences,): forwards since the last mask was filled (`edit`)
+    rule: Tensor  # (sequences,): index in RULES, or EDIT
     threshold: Tensor  # (sequences,): as fp32 bits
-    steps: Tensor  # (sequences,)
+    edit_threshold: Tensor  # (sequences,): as fp32 bits
+    steps: Tensor  # (sequences,): of the rule, or the passes of `edit`
     before: Tensor  # (sequences, L): tokens of the block before
     block: Tensor  # (sequences, L): tokens of the block, -1 where masked
     pages: Tensor  # (sequences, max pages): page tables
@@ -52,17 +59,23 @@ class BlockState:
     @classmethod
     def _over(cls, buffer: Tensor, count: int, widths: list[int]) -> BlockState:
         parts = [part.view(count, -1) for part in buffer.split([count * width for width in widths])]
-        return cls(buffer, *(part[:, 0] for part in parts[:6]), *parts[6:])
+        return cls(buffer, *(part[:, 0] for part in parts[:_NUMBERS]), *parts[_NUMBERS:])
 
     def set_rule(self, b: int, params: DecoderParams) -> None:
-        self.rule[b], self.steps[b] = RULES.index(params.rule), params.steps
+        is_edit = params.name is DecoderName.EDIT
+        self.rule[b] = EDIT if is_edit else RULES.index(params.rule)
+        self.steps[b] = params.edit_passes if is_edit else params.steps
         self.threshold[b] = int(np.float32(params.threshold).view(np.int32))
+        self.edit_threshold[b] = int(np.float32(params.edit_threshold).view(np.int32))
+
+
+# Fields with one number per sequence: all but the buffer, the two blocks and the pages.
+_NUMBERS = len(fields(BlockState)) - 4
 
 
 def _widths(block_len: int, max_pages: int) -> list[int]:
     """int32 values per sequence of each part."""
-    assert len(fields(BlockState)) == 10
-    return [1, 1, 1, 1, 1, 1, block_len, block_len, max_pages]
+    return [1] * _NUMBERS + [block_len, block_len, max_pages]
 
 
 def snapshot_width(block_len: int) -> int:
@@ -122,42 +135,64 @@ def _rows_kernel(
 
 
 @triton.jit
+def _choose(is_open, sure, rule, threshold, steps, step, k, LENGTH: tl.constexpr):
+    """The open positions that the rule decides now."""
+    # How many open positions are more confident; of equal ones those to the left count.
+    mine, other = tl.where(is_open, sure, -1.0)[:, None], tl.where(is_open, sure, -1.0)[None, :]
+    is_before = (other > mine) | ((other == mine) & (k[None, :] < k[:, None]))
+    rank = tl.sum((is_before & is_open[None, :]).to(tl.int32), 1)
+    num_open = tl.sum(is_open.to(tl.int32), 0)
+    turn = step % steps
+    per_step = (num_open + steps - turn - 1) // (steps - turn)
+    share = LENGTH // steps + (turn < LENGTH % steps).to(tl.int32)
+    num_least = tl.maximum(tl.where(rule == 1, per_step, tl.where(rule == 2, share, 1)), 1)
+    return is_open & ((rank < num_least) | ((rule != 1) & (sure > threshold)))
+
+
+@triton.jit
 def _decide_kernel(
-    tokens, confidence, start_at, step_at, writes_at, rule_at, threshold_at, steps_at, before_at, block_at,
-    L: tl.constexpr, BLOCK: tl.constexpr, SUB_BLOCK: tl.constexpr, PDL: tl.constexpr,
+    tokens, confidence, start_at, step_at, writes_at, fixed_at, passes_at, rule_at, threshold_at, edit_threshold_at,
+    steps_at, before_at, block_at,
+    L: tl.constexpr, BLOCK: tl.constexpr, SUB_BLOCK: tl.constexpr, SHIFTED: tl.constexpr, EDIT_RULE: tl.constexpr,
+    EDIT_STEPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Decide positions of the canvas. A complete block becomes the block before the next one, which is all masks."""
     pdl_wait_and_launch(PDL)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     is_row = k < L
-    start, step = tl.load(start_at + b), tl.load(step_at + b)
-    rule, steps = tl.load(rule_at + b), tl.maximum(tl.load(steps_at + b), 1)
+    start, step, writes = tl.load(start_at + b), tl.maximum(tl.load(step_at + b), 0), tl.load(writes_at + b)
+    is_edit, steps = tl.load(rule_at + b) == EDIT_RULE, tl.maximum(tl.load(steps_at + b), 1)
+    num_fixed, passes = tl.maximum(tl.load(fixed_at + b), 0), tl.maximum(tl.load(passes_at + b), 0)
     threshold = tl.load(threshold_at + b).to(tl.float32, bitcast=True)
+    edit_threshold = tl.load(edit_threshold_at + b).to(tl.float32, bitcast=True)
     block = tl.load(block_at + b * L + k, mask=is_row, other=0)
     proposed = tl.load(tokens + b * L + k, mask=is_row, other=0)
     sure = tl.load(confidence + b * L + k, mask=is_row, other=0).to(tl.float32, bitcast=True)
     is_masked = is_row & (block < 0)
     part = k // SUB_BLOCK
-    is_open = is_masked & (part == tl.min(tl.where(is_masked, part, BLOCK), 0))
-    # How many open positions are more confident; of equal ones those to the left count.
-    mine, other = tl.where(is_open, sure, -1.0)[:, None], tl.where(is_open, sure, -1.0)[None, :]
-    is_before = (other > mine) | ((other == mine) & (k[None, :] < k[:, None]))
-    rank = tl.sum((is_before & is_open[None, :]).to(tl.int32), 1)
-    num_open = tl.sum(is_open.to(tl.int32), 0)
-    turn = tl.maximum(step, 0) % steps
-    per_step = (num_open + steps - turn - 1) // (steps - turn)
-    share = SUB_BLOCK // steps + (turn < SUB_BLOCK % steps).to(tl.int32)
-    num_least = tl.maximum(tl.where(rule == 1, per_step, tl.where(rule == 2, share, 1)), 1)
-    is_chosen = is_open & ((rank < num_least) | ((rule != 1) & (sure > threshold)))
-    decided = tl.where(is_chosen, proposed, block)
-    is_complete = tl.sum((is_masked & (is_chosen == 0)).to(tl.int32), 0) == 0
+    is_open = is_masked & (is_edit | (part == tl.min(tl.where(is_masked, part, BLOCK), 0)))
+    is_seed = (writes > 0) & (start >= 0) if SHIFTED else start < -1
+    is_open = is_open & ((k == 0) | (is_seed == 0))
+    is_chosen = _choose(is_open, sure, tl.load(rule_at + b), threshold, steps, step, k, SUB_BLOCK)
+    is_old = is_row & (block >= 0) & (k >= num_fixed)
+    may_edit = is_edit & (step < EDIT_STEPS * (L - num_fixed))
+    is_changed = is_chosen | (is_old & (proposed != block) & (sure > edit_threshold) & may_edit)
+    decided = tl.where(is_changed, proposed, block)
+    num_masks = tl.sum(is_masked.to(tl.int32), 0)
+    num_left = tl.sum((is_masked & (is_chosen == 0)).to(tl.int32), 0)
+    passes = tl.where(num_masks > 0, 0, passes + 1)
+    is_done = ((num_left == 0) & (passes >= steps)) | (tl.sum(is_changed.to(tl.int32), 0) == 0)
+    is_complete = tl.where(is_edit, is_done, num_left == 0)
+    is_new = is_complete | is_seed
     if start >= 0:
         tl.store(before_at + b * L + k, decided, mask=is_row & is_complete)
         tl.store(block_at + b * L + k, tl.where(is_complete, -1, decided), mask=is_row)
         tl.store(writes_at + b, is_complete.to(tl.int32))
         tl.store(start_at + b, tl.where(is_complete, start + L, start))
-        tl.store(step_at + b, tl.where(is_complete, 0, step + 1))
+        tl.store(step_at + b, tl.where(is_new, 0, step + 1))
+        tl.store(passes_at + b, tl.where(is_new, 0, passes))
+        tl.store(fixed_at + b, tl.where(is_complete, 0, num_fixed))
 
 
 def write_block_rows(
@@ -173,12 +208,13 @@ def write_block_rows(
     )  # fmt: skip
 
 
-def decide_blocks(state: BlockState, results: Tensor, sub_block_len: int) -> None:
-    """`results` (tokens, confidence, ...; proposals) of the canvas rows."""
+def decide_blocks(state: BlockState, results: Tensor, dialect: Dialect) -> None:
+    """`results` (tokens, confidence, ...; proposals): a proposal for each position of the blocks."""
     count, block_len = state.block.shape
     _decide_kernel[(count,)](
-        results[0], results[1], state.start, state.step, state.writes, state.rule, state.threshold, state.steps,
-        state.before, state.block,
-        L=block_len, BLOCK=triton.next_power_of_2(block_len), SUB_BLOCK=sub_block_len or block_len, num_warps=4,
+        results[0], results[1], state.start, state.step, state.writes, state.num_fixed, state.num_passes, state.rule,
+        state.threshold, state.edit_threshold, state.steps, state.before, state.block,
+        L=block_len, BLOCK=triton.next_power_of_2(block_len), SUB_BLOCK=dialect.sub_block_len or block_len,
+        SHIFTED=dialect.is_shifted, EDIT_RULE=EDIT, EDIT_STEPS=MAX_EDIT_STEPS_PER_POSITION, num_warps=4,
         **pdl_options(),
     )  # fmt: skip

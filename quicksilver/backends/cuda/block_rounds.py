@@ -1,4 +1,4 @@
-"""Rounds of `confidence` in dialects with blocks: forwards that the device prepares by itself, ahead of the host.
+"""Rounds of `confidence` and `edit` in dialects with blocks: forwards that the device prepares, ahead of the host.
 
 A round is a forward over the canvas of each sequence and over the block before it, if that was just completed. The
 device then decides positions by the request's rule, which gives the rows of the next round. With its results a round
@@ -46,23 +46,19 @@ MAX_ROUND_ROWS = 128
 
 
 def has_rounds(dialect: Dialect) -> bool:
-    """Whether block rounds know the dialect: a masked row predicts its own position."""
-    is_known = dialect.context is ContextKind.BLOCK and not dialect.is_shifted and not dialect.has_context_seed
-    return is_known and not dialect.is_prompt_aligned and dialect.mask_id is not None
+    """Whether block rounds know the dialect: a masked row predicts its own position, or all rows the next one."""
+    is_block = dialect.context is ContextKind.BLOCK and not dialect.is_prompt_aligned and dialect.mask_id is not None
+    return is_block and dialect.is_shifted == dialect.has_context_seed
 
 
 def fits_round(work: Work, block_len: int) -> bool:
     """Whether a round can compute `work`: the canvas, and no other context than the block before it."""
-    params, tail = work.sequence.request.params.decoder, work.tail
-    return (
-        tail is not None
-        and params.name is DecoderName.CONFIDENCE
-        and params.rule in RULES
-        and len(tail.token_ids) == block_len
-        and work.end - work.start in (0, block_len)
-        and work.end % block_len == 0
-        and fits_rounds(work)
-    )
+    params, tail, num_context = work.sequence.request.params.decoder, work.tail, work.end - work.start
+    is_known = params.name is DecoderName.EDIT or (params.name is DecoderName.CONFIDENCE and params.rule in RULES)
+    if tail is None or not is_known or work.end % block_len or num_context not in (0, block_len):
+        return False
+    # Without canvas rows it is the first position of a block, which the block before predicts.
+    return (len(tail.token_ids) == block_len or num_context > len(tail.token_ids) == 0) and fits_rounds(work)
 
 
 class BlockGraph:
@@ -84,7 +80,7 @@ class BlockGraph:
         self.workspace = network.workspace(num_rows)
         self.head = HeadBuffers(bucket_of(count * self.block_len), network.weights.head.w, network.input_dtype)
         canvas_rows = torch.arange(count * width).view(count, 2, self.block_len)[:, 1].flatten()
-        self.head.ints[0, : len(canvas_rows)] = canvas_rows
+        self.head.ints[0, : len(canvas_rows)] = canvas_rows - int(self.dialect.is_shifted)
         self.num_heads = self.head.ints.shape[1]
         # Results of the head, then the snapshots.
         self._flat = torch.zeros(
@@ -109,7 +105,7 @@ class BlockGraph:
         x, weights = network.run(self.rows.inputs, self.workspace, is_gated=False), network.weights
         workspace = self.head.workspace.with_results(self.results, None)
         propose_rows(x, weights.norm, weights.head, self.head.rows(options), workspace)
-        decide_blocks(self.state, self.results, self.dialect.sub_block_len)
+        decide_blocks(self.state, self.results, self.dialect)
 
     def load(self, works: Seq[Work], options: SamplingOptions) -> None:
         """Copy the state of the sequences to the device. Later changes are made by the device alone."""
@@ -121,10 +117,11 @@ class BlockGraph:
             assert tail is not None
             assert sequence.canvas is not None
             host.start[b], host.step[b] = work.end, sequence.canvas.step
-            host.writes[b] = work.end > work.start
+            host.writes[b], host.num_fixed[b] = work.end > work.start, sequence.canvas.num_fixed
+            host.num_passes[b] = sequence.canvas.num_passes
             if work.end > work.start:
                 host.before[b] = torch.tensor(sequence.tokens[work.start : work.end])
-            host.block[b] = torch.tensor(shown(work))
+            host.block[b] = torch.tensor(shown(work, length))
             host.set_rule(b, sequence.request.params.decoder)
             self._write_pages(b, sequence)
             rows = slice(b * length, (b + 1) * length)
@@ -165,11 +162,11 @@ class BlockGraph:
         self.state.start.fill_(-1)
 
 
-def shown(work: Work) -> list[int]:
-    """The tokens of the canvas rows, -1 where masked."""
+def shown(work: Work, block_len: int) -> list[int]:
+    """The tokens of the block that the canvas is part of, -1 where masked. Without rows all of it is masked."""
     assert work.tail is not None
     rows = zip(work.tail.token_ids, work.tail.is_masked, strict=True)
-    return [-1 if is_masked else token for token, is_masked in rows]
+    return [-1 if is_masked else token for token, is_masked in rows] or [-1] * block_len
 
 
 @dataclass(slots=True)
@@ -256,8 +253,8 @@ class BlockRounds:
         for work in works:
             b = in_flight.index[work.sequence]
             in_flight.ends[b] = work.end
-            end = (b + 1) * self.block_len
-            outcomes.append(Outcome(proposal[end - work.num_proposals : end], []))
+            first = b * self.block_len + work.sequence.canvas.num_fixed if work.sequence.canvas is not None else 0
+            outcomes.append(Outcome(proposal[first : first + work.num_proposals], []))
         return outcomes
 
     def _launch_ahead(self, in_flight: _InFlight) -> None:
@@ -269,12 +266,10 @@ class BlockRounds:
     def _is_same(self, work: Work, computed: npt.NDArray[np.int32]) -> bool:
         """Whether a round computed the rows of `work`, with the same noise."""
         sequence, length = work.sequence, self.block_len
-        if work.tail is None or sequence.canvas is None or len(work.tail.token_ids) != length:
-            return False
-        if sequence.constraint is not None:
+        if sequence.canvas is None or not fits_round(work, length):
             return False
         start, step, writes, *rows = computed.tolist()
         if (start, step, writes * length) != (work.end, sequence.canvas.step, work.end - work.start):
             return False
         before = sequence.tokens[work.start : work.end]
-        return rows[: len(before)] == before and rows[length:] == shown(work)
+        return rows[: len(before)] == before and rows[length:] == shown(work, length)

@@ -62,7 +62,7 @@ def fits_rounds(work: Work) -> bool:
 
 def fits_fused_head(sequence: Sequence) -> bool:
     """Whether the fused head can serve the request: greedy or temperature sampling, at most NUM_BIAS biased tokens,
-    with or without a grammar, without penalties and logprobs."""
+    with or without a grammar, without penalties (the stutter penalty included) and logprobs."""
     if sequence.fits_fused_head is None:
         sequence.fits_fused_head = _fits_fused_head(sequence)
     return sequence.fits_fused_head
@@ -72,7 +72,8 @@ def _fits_fused_head(sequence: Sequence) -> bool:
     params = sequence.request.params
     if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
         return False
-    if len(bias_of(params)) > NUM_BIAS or params.decoder.name is DecoderName.EDIT:
+    has_stutter_penalty = params.decoder.name is DecoderName.EDIT and params.decoder.stutter_penalty != 0
+    if len(bias_of(params)) > NUM_BIAS or has_stutter_penalty:
         return False
     if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
         return False

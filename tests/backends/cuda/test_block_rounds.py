@@ -13,8 +13,17 @@ if (reason := refusal()) is not None:
 from dataclasses import replace
 
 from quicksilver.backends.cuda.block_rounds import has_rounds
-from quicksilver.core import DecoderParams, Request
-from tests.support.block_checks import BLOCK, RULES, block_engine, check_decisions, check_rounds, check_rows, run_all
+from quicksilver.core import DecoderName, DecoderParams, Request
+from tests.support.block_checks import (
+    BLOCK,
+    RULES,
+    SHIFTED,
+    block_engine,
+    check_decisions,
+    check_rounds,
+    check_rows,
+    run_all,
+)
 from tests.support.dialect_graph_checks import dialect_on_graphs
 from tests.support.dialects import tiny_dialect
 from tests.support.graph_checks import TINIEST
@@ -27,9 +36,14 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("sub_block_len", [0, 4])
-@pytest.mark.parametrize("params", RULES, ids=lambda params: str(params.rule))
+@pytest.mark.parametrize("params", RULES, ids=lambda params: f"{params.name} {params.rule}")
 def test_the_device_decides_as_the_decoder(params: DecoderParams, sub_block_len: int) -> None:
     check_decisions(params, replace(BLOCK, sub_block_len=sub_block_len), seed=1)
+
+
+@pytest.mark.parametrize("params", [one for one in RULES if one.name is DecoderName.CONFIDENCE], ids=lambda p: p.rule)
+def test_the_first_position_of_a_block_is_decided_alone_where_rows_predict_the_next_one(params: DecoderParams) -> None:
+    check_decisions(params, replace(SHIFTED, sub_block_len=4), seed=2)
 
 
 @pytest.mark.parametrize("block_len", [4, 6])
@@ -48,6 +62,15 @@ def test_texts_are_those_of_ordinary_forwards() -> None:
     ]
     with torch.inference_mode():
         check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 4, 9, 3], max_sequences=1)
+
+
+def test_edits_and_shifted_blocks_have_the_texts_of_ordinary_forwards() -> None:
+    edit = {"threshold": 0.05, "edit_threshold": 0.03, "edit_passes": 3, "stutter_penalty": 0.0}
+    with torch.inference_mode():
+        model = dialect_on_graphs("sdar", TINIEST)
+        check_rounds(model, [decode_params("edit", max_new_tokens=10, **edit)], [5, 8], max_sequences=2)
+        shifted = dialect_on_graphs("fast-dllm-v2", TINIEST)
+        check_rounds(shifted, [decode_params("confidence", max_new_tokens=19, threshold=0.05)], [5, 8], 2)
 
 
 def test_requests_that_join_and_leave_have_their_tokens() -> None:
@@ -72,4 +95,4 @@ def test_other_requests_run_in_ordinary_forwards() -> None:
 
 def test_dialects_with_rounds() -> None:
     names = ("sdar", "stable-diffcoder", "fast-dllm-v2", "nemotron-labs-diffusion", "i-dlm", "wedlm-8b", "dream")
-    assert [name for name in names if has_rounds(tiny_dialect(name))] == ["sdar", "stable-diffcoder"]
+    assert [name for name in names if has_rounds(tiny_dialect(name))] == ["sdar", "stable-diffcoder", "fast-dllm-v2"]

@@ -97,7 +97,8 @@ def main() -> None:
         compile_kernel(down_kernel, weight, shape)
     for length, block in ((4, 4), (6, 8), (32, 32)):
         compile_block_kernel(_rows_kernel, {"L": length, "BLOCK": block, "PAGE": 16, "PDL": 1})
-        compile_block_kernel(_decide_kernel, {"L": length, "BLOCK": block, "SUB_BLOCK": length, "PDL": 1})
+        rule = {"SUB_BLOCK": length, "SHIFTED": length == 32, "EDIT_RULE": 3, "EDIT_STEPS": 4}
+        compile_block_kernel(_decide_kernel, {"L": length, "BLOCK": block, "PDL": 1, **rule})
     for block_e in (16, 64):
         compile_kernel(_route_kernel, "*bf16", _ROUTER | {"BLOCK_E": block_e})
     for tile in (16, 64):
