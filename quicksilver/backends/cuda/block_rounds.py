@@ -10,7 +10,7 @@ wrote KV only after the committed tokens, and the next forward overwrites it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -37,12 +37,15 @@ from quicksilver.backends.progress import counted
 from quicksilver.core import DecoderName
 from quicksilver.dialect import ContextKind, Dialect
 
-# Rounds in flight when the host starts to wait: one runs, one is queued. In the last block of an answer one is enough:
-# a round that runs after the end delays the next request.
-ROUNDS_AHEAD, LAST_ROUNDS_AHEAD = 2, 1
-# Rows of the largest round. Half of the rows are those of blocks that are written, which few rounds do at a time: free
-# while a forward is bound by the weights it reads, and a waste of time in larger forwards.
-MAX_ROUND_ROWS = 128
+# Rounds in flight when the host starts to wait: one runs, one is queued. At first, and in the last block of the
+# answers, only one: rounds that are discarded delay what is queued after them, and batches change while requests
+# arrive.
+ROUNDS_AHEAD, CAREFUL_ROUNDS_AHEAD = 2, 1
+# Half of the rows of a round are for blocks that are written, and idle in other rounds. They are free in rounds of at
+# most `FREE_ROWS`, which are bound by the weights they read, and in larger ones if an ordinary forward would be padded
+# to as many rows. That is estimated with `TOKENS_PER_ROUND` for each request.
+FREE_ROWS, MAX_ROUND_ROWS = 128, 1024
+TOKENS_PER_ROUND = 2
 
 
 def has_rounds(dialect: Dialect) -> bool:
@@ -59,6 +62,13 @@ def fits_round(work: Work, block_len: int) -> bool:
         return False
     # Without canvas rows it is the first position of a block, which the block before predicts.
     return (len(tail.token_ids) == block_len or num_context > len(tail.token_ids) == 0) and fits_rounds(work)
+
+
+def round_size(block_len: int, num_sequences: int, sizes: Iterable[int]) -> int:
+    """The smallest of `sizes` that holds the sequences, or 0 if none does without wasting time on idle rows."""
+    ordinary_rows = bucket_of(num_sequences * (block_len + TOKENS_PER_ROUND))
+    size = next((size for size in sizes if size >= num_sequences), 0)
+    return size if 2 * size * block_len <= max(ordinary_rows, FREE_ROWS) else 0
 
 
 class BlockGraph:
@@ -178,6 +188,7 @@ class _InFlight:
     options: SamplingOptions
     ends: list[int]  # of each sequence: where the canvas of the last forward began that was read
     queued: deque[tuple[Tensor, StreamMarker]] = field(default_factory=deque)
+    has_results: bool = False  # whether a round was read
 
     def has_pages(self, page_size: int) -> bool:
         """Whether another round writes only into pages that its sequences hold: each round completes at most a block,
@@ -190,7 +201,7 @@ class _InFlight:
         """How many rounds may be in flight."""
         block_len = self.graph.block_len
         is_last = all(self.ends[b] + block_len >= len(one.tokens) + one.room for one, b in self.index.items())
-        return LAST_ROUNDS_AHEAD if is_last else ROUNDS_AHEAD
+        return CAREFUL_ROUNDS_AHEAD if is_last or not self.has_results else ROUNDS_AHEAD
 
 
 class BlockRounds:
@@ -217,7 +228,7 @@ class BlockRounds:
 
     def _start(self, works: Seq[Work]) -> bool:
         """Whether rounds begin with `works`."""
-        size = next((size for size in self.graphs if size >= len(works)), 0)
+        size = round_size(self.block_len, len(works), self.graphs)
         if not size or not all(fits_round(work, self.block_len) for work in works):
             return False
         graph, options = self.graphs[size], options_of(works)
@@ -249,6 +260,7 @@ class BlockRounds:
         snapshot = host[num_results:].numpy().reshape(in_flight.graph.count, -1)
         if not all(self._is_same(work, snapshot[in_flight.index[work.sequence]]) for work in works):
             return None
+        in_flight.has_results = True
         proposal, outcomes = read_proposal(host[:num_results].view(4, -1)), list[Outcome | None]()
         for work in works:
             b = in_flight.index[work.sequence]

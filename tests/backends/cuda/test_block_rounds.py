@@ -12,7 +12,7 @@ if (reason := refusal()) is not None:
 
 from dataclasses import replace
 
-from quicksilver.backends.cuda.block_rounds import has_rounds
+from quicksilver.backends.cuda.block_rounds import has_rounds, round_size
 from quicksilver.core import DecoderName, DecoderParams, Request
 from tests.support.block_checks import (
     BLOCK,
@@ -91,6 +91,17 @@ def test_other_requests_run_in_ordinary_forwards() -> None:
         ):
             run_all(engine, [Request("0", (1, 2, 3), one)])
         assert rounds.num_read == 0
+
+
+@pytest.mark.parametrize(
+    ("block_len", "streams", "is_used"),
+    [(4, 1, True), (4, 9, True), (4, 33, False), (4, 64, True), (4, 100, True), (32, 2, True), (32, 5, False),
+     (32, 8, True), (32, 17, False)],
+)  # fmt: skip
+def test_a_round_has_no_more_rows_than_an_ordinary_forward_if_rows_cost_time(
+    block_len: int, streams: int, is_used: bool
+) -> None:
+    assert (round_size(block_len, streams, [1, 2, 4, 8, 16, 32, 64, 128]) > 0) == is_used
 
 
 def test_dialects_with_rounds() -> None:
