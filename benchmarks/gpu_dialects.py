@@ -270,35 +270,42 @@ def _graph_modules() -> tuple[Any, Any] | None:
 def _graph_places(graphs: Any, buffers: Any) -> list[tuple[Any, str, str]]:
     return [
         (graphs, "build_batch", "batch"), (buffers.RowBuffers, "fill", "fill"), (buffers.HeadBuffers, "fill", "fill"),
-        (buffers.HeadBuffers, "read", "wait"),
+        (buffers.StreamMarker, "wait", "wait"),
     ]  # fmt: skip
 
 
-def answer_all(engine: Engine, case: Case, prompt_len: int) -> tuple[int, int]:
-    """Runs one request per stream to its end. Returns the number of tokens and of engine steps."""
+def answer_all(engine: Engine, case: Case, prompt_len: int, decode_s: list[float] | None = None) -> tuple[int, int]:
+    """Runs one request per stream to its end. Returns the number of tokens and of engine steps. `decode_s` receives the
+    seconds of the steps in which all streams decode."""
     params = DecodeParams(max_new_tokens=case.num_tokens, temperature=1.0, decoder=case.decoder)
     for i in range(case.streams):
         prompt = tuple(1 + (7 * i + 3 * at) % 97 for at in range(prompt_len))
         engine.add(Request(str(i), prompt, replace(params, seed=i)))
     before = engine.stats()
     while engine.has_work:
+        start = time.perf_counter()
         engine.step()
+        running = engine.scheduler.running
+        if decode_s is not None and len(running) == case.streams and not any(one.is_prefilling for one in running):
+            decode_s.append(time.perf_counter() - start)
     after = engine.stats()
     assert after.failures == 0, "a request failed"
     return after.generated_tokens - before.generated_tokens, after.steps - before.steps
 
 
 def timed(engine: Engine, case: Case, prompt_len: int, device: str) -> tuple[int, int, float, dict[str, float]]:
-    """Tokens, forwards, seconds, and milliseconds of each phase per forward."""
+    """Tokens, forwards, seconds, and milliseconds of each phase per forward. `decode` is the mean of the whole steps in
+    which all streams decode."""
     engine.pool.clear_cache()
     _wait(device)
-    clock = PhaseClock()
+    clock, decode_s = PhaseClock(), list[float]()
     with host_phases(clock, engine):
         start = time.perf_counter()
-        num_tokens, num_forwards = answer_all(engine, case, prompt_len)
+        num_tokens, num_forwards = answer_all(engine, case, prompt_len, decode_s)
         _wait(device)
         elapsed = time.perf_counter() - start
     phases = {name: round(1e3 * spent / num_forwards, 3) for name, spent in clock.seconds.items()}
+    phases["decode"] = round(1e3 * sum(decode_s) / max(len(decode_s), 1), 3)
     return num_tokens, num_forwards, elapsed, phases
 
 

@@ -14,10 +14,17 @@ import torch
 from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cuda.backend import CudaBackend
-from quicksilver.backends.cuda.block_kernels import BlockState, decide_blocks, snapshot_width, write_block_rows
-from quicksilver.backends.cuda.block_rounds import BlockRounds
+from quicksilver.backends.cuda.block_kernels import (
+    BlockRows,
+    BlockState,
+    decide_blocks,
+    snapshot_width,
+    write_block_rows,
+)
+from quicksilver.backends.cuda.block_rounds import BlockRounds, shown
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.dialect import ContextKind, Dialect
@@ -73,44 +80,52 @@ def check_decisions(params: DecoderParams, dialect: Dialect, seed: int) -> None:
     assert int(state.start[count - 1]) == -1, "an unused sequence changed"
 
 
-def check_rows(dialect: Dialect) -> None:
-    """The rows of a round are those of the batch that the host builds for the same work."""
-    length, decoder = dialect.block_len, Confidence(DecoderParams(DecoderName.CONFIDENCE), dialect)
-    works, state = list[Work](), BlockState.allocate(3, length, 8, here().device)
-    for b, (num_tokens, num_cached) in enumerate(((3 * length, 2 * length), (2 * length + 1, 2 * length))):
+def check_rows(dialect: Dialect, capacity: int = 3, tile_rows: int = 16) -> None:
+    """The rows of a round are those of the batch that the host builds for the same works. The fourth sequence is
+    unused. `capacity`: of the three others two write a block."""
+    length, decoder, count = dialect.block_len, Confidence(DecoderParams(DecoderName.CONFIDENCE), dialect), 4
+    works, state = list[Work](), BlockState.allocate(count, length, 8, here().device)
+    for b, (num_tokens, num_cached) in enumerate(
+        ((3 * length, 2 * length), (2 * length + 1, 2 * length), (2 * length, length))
+    ):
         one = Sequence(Request("x", tuple(range(3, 3 + num_tokens)), DecodeParams()), decoder, dialect=dialect)
         one.pages, one.kv_len = [7 - b, 2 + b, 5, 9, 1, 8], num_cached
         one.open_canvas()
-        works.append(Work(one, num_cached, num_tokens - one.tail.num_fixed, one.tail))
-        shown = [-1 if m else t for t, m in zip(one.tail.token_ids, one.tail.is_masked, strict=True)]
-        state.start[b], state.step[b], state.writes[b] = works[b].end, 4 + b, works[b].end > works[b].start
-        state.block[b] = torch.tensor(shown)
-        if works[b].end > works[b].start:
-            state.before[b] = torch.tensor(one.tokens[works[b].start : works[b].end])
+        work = Work(one, num_cached, num_tokens - one.tail.num_fixed, one.tail)
+        works.append(work)
+        state.start[b], state.step[b], state.writes[b] = work.end, 4 + b, work.end > work.start
+        state.block[b] = torch.tensor(shown(work, length))
+        if work.end > work.start:
+            state.before[b] = torch.tensor(one.tokens[work.start : work.end])
         state.pages[b, : len(one.pages)] = torch.tensor(one.pages)
-    columns = torch.full((8, 6 * length), 99, dtype=torch.int32, device=here().device)
-    noise = torch.zeros(2, 3 * length, dtype=torch.int32, device=here().device)
-    snapshot = torch.zeros(3, snapshot_width(length), dtype=torch.int32, device=here().device)
-    assert dialect.mask_id is not None
-    write_block_rows(state, columns, noise, snapshot, PAGE_SIZE, dialect.mask_id)
+    num_tiles = count * -(-2 * length // tile_rows)
+    columns, tiles, head, snapshot = (
+        torch.full(shape, 99, dtype=torch.int32, device=here().device)
+        for shape in ((8, (count + capacity) * length), (num_tiles, 3), (3, 4 * length), (4, snapshot_width(length)))
+    )
+    write_block_rows(state, capacity, BlockRows(columns, tiles, head, tile_rows), snapshot, PAGE_SIZE, dialect)
+    if capacity < 2:
+        assert snapshot[:, 0].tolist() == [works[0].end, works[1].end, -2, -1]
+        assert (columns[3] >= 0).sum() == length, "other rows than those of the first block write"
+        return
+    batch = build_batch(works, PAGE_SIZE)
+    plan, num_used = batch.plan, len(batch.token_ids)
+    wanted = (batch.token_ids, batch.mask_index, plan.positions, plan.slots, plan.prefix_end, plan.span_start)
+    for found, column in zip(columns.cpu().long(), (*wanted, plan.span_end, plan.is_canvas.long()), strict=True):
+        assert found[:num_used].tolist() == column.tolist()
+    assert columns[3, num_used:].tolist() == [-1] * (len(columns[3]) - num_used)
+    assert not columns[[0, 4, 5, 6, 7], num_used:].any()
+    segments = [(segment.row_start, segment.row_end) for segment in plan.segments]
+    unused = [(0, 0, 0), (3, num_used, num_used + length)]
+    assert {tuple(tile) for tile in tiles.tolist()} - set(unused) <= set(cut_tiles(segments, tile_rows))
+    assert set(cut_tiles(segments, tile_rows)) <= {tuple(tile) for tile in tiles.tolist()}
+    proposing = iter(batch.proposing.tolist())
     for b, work in enumerate(works):
-        batch = build_batch([work], PAGE_SIZE)
-        plan, count = batch.plan, work.num_rows
-        rows = columns[:, (b + 1) * 2 * length - count : (b + 1) * 2 * length].cpu().long()
-        wanted = (batch.token_ids, batch.mask_index, plan.positions, plan.slots, plan.prefix_end)
-        for found, column in zip(rows, wanted, strict=False):
-            assert found.tolist() == column.tolist()
-        first = (b + 1) * 2 * length - count
-        has_span = plan.span_end > 0
-        assert rows[5].tolist() == torch.where(has_span, plan.span_start + first, 0).tolist()
-        assert rows[6].tolist() == torch.where(has_span, plan.span_end + first, 0).tolist()
-        assert rows[7].tolist() == plan.is_canvas.long().tolist()
-        assert noise[0, b * length : (b + 1) * length].tolist() == list(range(work.end, work.end + length))
-        assert noise[1, b * length : (b + 1) * length].tolist() == [4 + b] * length
+        own, known = slice(b * length, (b + 1) * length), work.tail.num_fixed if work.tail is not None else 0
+        assert head[0, own].tolist()[known:] == [next(proposing) for _ in range(length - known)]
+        assert head[1, own].tolist() == list(range(work.end, work.end + length))
+        assert head[2, own].tolist() == [4 + b] * length
         assert snapshot[b, :3].tolist() == [work.end, 4 + b, work.end > work.start]
-    unused = columns[:, 4 * length :]
-    assert unused[3].tolist() == [-1] * 2 * length
-    assert unused[6].tolist() == [0] * 2 * length
 
 
 class CountingRounds(BlockRounds):
@@ -196,15 +211,16 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         if params.name is DecoderName.CONFIDENCE:
             shifted = replace(SHIFTED, block_len=block_len, sub_block_len=sub_block_len)
             yield f"block decisions shifted {label}", partial(check_decisions, params, shifted, 1)
-    for block_len in (4, 6, 32):
-        yield f"block rows {block_len}", partial(check_rows, replace(BLOCK, block_len=block_len))
+    for block_len, capacity, tile_rows in ((4, 4, 16), (6, 3, 8), (32, 2, 32), (4, 1, 16)):
+        check = partial(check_rows, replace(BLOCK, block_len=block_len), capacity, tile_rows)
+        yield f"block rows {block_len} {capacity}", check
     options = [DecodeParams(60, decoder=params) for params in RULES]
     options += [replace(one, temperature=0.8) for one in options]
-    for streams in (1, 4):
+    for at_once in (1, 6):
         model = partial(dialect_on_graphs, "sdar", SMALL_NORMED)
-        yield f"block rounds {streams}", partial(_check_rounds_of, model, options, streams)
+        yield f"block rounds {at_once}", partial(_check_rounds_of, model, options, at_once)
 
 
-def _check_rounds_of(model: Callable[[], Transformer], options: list[DecodeParams], streams: int) -> None:
+def _check_rounds_of(model: Callable[[], Transformer], options: list[DecodeParams], at_once: int) -> None:
     with torch.inference_mode():
-        check_rounds(model(), options, [5, 4, 9, 3, 40, 31], streams, at_once=streams)
+        check_rounds(model(), options, [5, 4, 9, 3, 40, 31], max_sequences=8, at_once=at_once)

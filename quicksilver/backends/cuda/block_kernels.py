@@ -1,9 +1,10 @@
 """The device-side state of block rounds, and the kernels before and after each forward: state -> rows, and proposals ->
 state. The same rules as `diffusion/confidence.py`, `diffusion/edit.py` and `diffusion/unmask.py`, without the host.
 
-Sequence b has 2 L rows for blocks of L positions: the block before its canvas, whose KV is written if it was completed
-by the forward before, then the canvas. A negative start marks an unused sequence, whose rows write nothing. In a
-shifted dialect the first position of a block is decided alone, in the forward that writes the block before.
+Each sequence has L rows for its canvas in a block of L positions. If the forward before completed a block, it also has
+L rows for that, which write its KV and come first. The rows of all sequences follow each other without gaps. A negative
+start marks an unused sequence, whose rows write nothing. In a shifted dialect the first position of a block is decided
+alone, in the forward that writes the block before.
 """
 
 from __future__ import annotations
@@ -78,6 +79,16 @@ def _widths(block_len: int, max_pages: int) -> list[int]:
     return [1] * _NUMBERS + [block_len, block_len, max_pages]
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRows:
+    """What a forward of a round reads, on the device."""
+
+    columns: Tensor  # (8, rows), in the layout of `buffers.RowBuffers`
+    tiles: Tensor  # (sequences * tiles of each, 3): attention tiles of at most `tile_rows` rows
+    head: Tensor  # (3, proposals): row, and position and step of the noise
+    tile_rows: int
+
+
 def snapshot_width(block_len: int) -> int:
     """int32 values per sequence of what a round computed: start, step, whether the block before was written, its
     tokens, and the tokens of the canvas (-1 where masked)."""
@@ -85,53 +96,83 @@ def snapshot_width(block_len: int) -> int:
 
 
 @triton.jit
+def _store_row(out, stride, is_row, token, mask_index, position, slot, prefix_end, span_start, span_end, gate):
+    """The columns of rows, in the layout of `buffers.RowBuffers`."""
+    tl.store(out, token, mask=is_row)
+    tl.store(out + stride, mask_index, mask=is_row)
+    tl.store(out + 2 * stride, position, mask=is_row)
+    tl.store(out + 3 * stride, slot, mask=is_row)
+    tl.store(out + 4 * stride, prefix_end, mask=is_row)
+    tl.store(out + 5 * stride, span_start, mask=is_row)
+    tl.store(out + 6 * stride, span_end, mask=is_row)
+    tl.store(out + 7 * stride, gate, mask=is_row)
+
+
+@triton.jit
 def _rows_kernel(
-    start_at, step_at, writes_at, before_at, block_at, pages, columns, noise, snapshot, num_rows, max_pages, num_heads,
-    mask_id, L: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    start_at, step_at, writes_at, before_at, block_at, pages, columns, tiles, head, snapshot, num_rows, max_pages,
+    num_heads, mask_id, count, capacity, L: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, PAGE: tl.constexpr,
+    TILE_ROWS: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """Programs of the sequences, then one for each block that can be written, which clears rows that are not used."""
     pdl_wait_and_launch(PDL)
-    b = tl.program_id(0)
-    k = tl.arange(0, BLOCK)
+    b, k, every = tl.program_id(0), tl.arange(0, BLOCK), tl.arange(0, COUNT)
     is_row = k < L
-    start, step, writes = tl.load(start_at + b), tl.load(step_at + b), tl.load(writes_at + b)
-    is_live = start >= 0
-    is_written = is_live & (writes > 0)
-    before = tl.load(before_at + b * L + k, mask=is_row, other=0)
-    block = tl.load(block_at + b * L + k, mask=is_row, other=0)
-    # Rows of the block before see the text up to its end. Where it is not written, their results are not used; they
-    # see what the canvas sees, so that they are finite.
-    first, is_idle = b * 2 * L + L, is_live & (writes <= 0)
-    at = tl.maximum(start - L + k, 0)
-    page = tl.load(pages + b * max_pages + at // PAGE, mask=is_row & is_written & (at // PAGE < max_pages), other=-1)
-    out = columns + b * 2 * L + k
-    tl.store(out, tl.where(is_written, tl.maximum(before, 0), 0), mask=is_row)
-    tl.store(out + num_rows, -1, mask=is_row)
-    tl.store(out + 2 * num_rows, at, mask=is_row)
-    tl.store(out + 3 * num_rows, tl.where(is_written & (page >= 0), page * PAGE + at % PAGE, -1), mask=is_row)
-    tl.store(out + 4 * num_rows, tl.maximum(start, 0), mask=is_row)
-    tl.store(out + 5 * num_rows, tl.where(is_idle, first, 0), mask=is_row)
-    tl.store(out + 6 * num_rows, tl.where(is_idle, first + L, 0), mask=is_row)
-    tl.store(out + 7 * num_rows, 0, mask=is_row)
-    # Rows of the canvas: they see the text before the block and each other, and write nothing.
-    at, out = tl.maximum(start, 0) + k, out + L
-    is_masked = is_live & (block < 0)
-    tl.store(out, tl.where(is_masked, mask_id, tl.maximum(block, 0)), mask=is_row)
-    tl.store(out + num_rows, tl.where(is_masked, k, -1), mask=is_row)
-    tl.store(out + 2 * num_rows, at, mask=is_row)
-    tl.store(out + 3 * num_rows, -1, mask=is_row)
-    tl.store(out + 4 * num_rows, tl.maximum(start, 0), mask=is_row)
-    tl.store(out + 5 * num_rows, tl.where(is_live, first, 0), mask=is_row)
-    tl.store(out + 6 * num_rows, tl.where(is_live, first + L, 0), mask=is_row)
-    tl.store(out + 7 * num_rows, is_live.to(tl.int32), mask=is_row)
-    # The position and the step that key the noise of each proposal.
-    tl.store(noise + b * L + k, at, mask=is_row)
-    tl.store(noise + num_heads + b * L + k, tl.maximum(step, 0), mask=is_row)
-    own = snapshot + b * (3 + 2 * L)
-    tl.store(own, start)
-    tl.store(own + 1, step)
-    tl.store(own + 2, writes)
-    tl.store(own + 3 + k, before, mask=is_row)
-    tl.store(own + 3 + L + k, block, mask=is_row)
+    writers = tl.load(writes_at + every, mask=every < count, other=0) > 0
+    writers = (writers & (tl.load(start_at + every, mask=every < count, other=-1) >= 0)).to(tl.int32)
+    if b >= count:
+        used = tl.minimum(tl.sum(writers, 0), capacity)
+        is_unused = is_row & (b - count >= used)
+        nothing = k * 0
+        _store_row(
+            columns + b * L + k, num_rows, is_unused, nothing, nothing - 1, nothing, nothing - 1, nothing, nothing,
+            nothing, nothing,
+        )  # fmt: skip
+    else:
+        rank = tl.sum(tl.where(every < b, writers, 0), 0)
+        start, step, writes = tl.load(start_at + b), tl.load(step_at + b), tl.load(writes_at + b)
+        is_live = start >= 0
+        is_writer = is_live & (writes > 0)
+        is_written = is_writer & (rank < capacity)
+        before = tl.load(before_at + b * L + k, mask=is_row, other=0)
+        block = tl.load(block_at + b * L + k, mask=is_row, other=0)
+        offset = b * L + L * tl.minimum(rank, capacity)
+        first = offset + tl.where(is_written, L, 0)
+        # Rows of the block before see the text up to its end.
+        at, nothing = tl.maximum(start - L + k, 0), k * 0
+        has_page = is_row & is_written & (at // PAGE < max_pages)
+        page = tl.load(pages + b * max_pages + at // PAGE, mask=has_page, other=-1)
+        slot = tl.where(page >= 0, page * PAGE + at % PAGE, -1)
+        _store_row(
+            columns + offset + k, num_rows, is_row & is_written, tl.maximum(before, 0), nothing - 1, at, slot,
+            nothing + start, nothing, nothing, nothing,
+        )  # fmt: skip
+        # Rows of the canvas see the text before the block and each other, and write nothing.
+        at = tl.maximum(start, 0) + k
+        is_masked = is_live & (block < 0)
+        _store_row(
+            columns + first + k, num_rows, is_row, tl.where(is_masked, mask_id, tl.maximum(block, 0)),
+            tl.where(is_masked, k, -1), at, nothing - 1, nothing + tl.maximum(start, 0),
+            tl.where(is_live, nothing + first, 0), tl.where(is_live, nothing + first + L, 0),
+            nothing + is_live.to(tl.int32),
+        )  # fmt: skip
+        for t in range(TILES):
+            top = offset + t * TILE_ROWS
+            end = tl.minimum(top + TILE_ROWS, first + L)
+            is_tile = top < first + L
+            tl.store(tiles + (b * TILES + t) * 3, tl.where(is_tile, b, 0))
+            tl.store(tiles + (b * TILES + t) * 3 + 1, tl.where(is_tile, top, 0))
+            tl.store(tiles + (b * TILES + t) * 3 + 2, tl.where(is_tile, end, 0))
+        # Of each proposal: the row that makes it, and the position and step that key its noise.
+        tl.store(head + b * L + k, tl.maximum(first + k - SHIFTED, 0), mask=is_row)
+        tl.store(head + num_heads + b * L + k, at, mask=is_row)
+        tl.store(head + 2 * num_heads + b * L + k, nothing + tl.maximum(step, 0), mask=is_row)
+        own = snapshot + b * (3 + 2 * L)
+        tl.store(own, tl.where(is_writer & (rank >= capacity), -2, start))
+        tl.store(own + 1, step)
+        tl.store(own + 2, writes)
+        tl.store(own + 3 + k, before, mask=is_row)
+        tl.store(own + 3 + L + k, block, mask=is_row)
 
 
 @triton.jit
@@ -196,15 +237,18 @@ def _decide_kernel(
 
 
 def write_block_rows(
-    state: BlockState, columns: Tensor, noise: Tensor, snapshot: Tensor, page_size: int, mask_id: int
+    state: BlockState, capacity: int, rows: BlockRows, snapshot: Tensor, page_size: int, dialect: Dialect
 ) -> None:
-    """Fill `columns` (8, rows) in the layout of `buffers.RowBuffers`, and `noise` (2, proposals): the positions and
-    steps that key it. `snapshot` receives what the forward computes (`snapshot_width`)."""
+    """Fill the rows of a round in which up to `capacity` sequences write a block. If more would, the snapshot of those
+    for which there are no rows begins with -2. `snapshot` receives what the forward computes (`snapshot_width`)."""
     count, block_len = state.block.shape
-    _rows_kernel[(count,)](
-        state.start, state.step, state.writes, state.before, state.block, state.pages, columns, noise, snapshot,
-        columns.shape[1], state.pages.shape[1], noise.shape[1], mask_id,
-        L=block_len, BLOCK=triton.next_power_of_2(block_len), PAGE=page_size, num_warps=1, **pdl_options(),
+    _rows_kernel[(count + capacity,)](
+        state.start, state.step, state.writes, state.before, state.block, state.pages, rows.columns, rows.tiles,
+        rows.head, snapshot, rows.columns.shape[1], state.pages.shape[1], rows.head.shape[1], dialect.mask_id, count,
+        capacity,
+        L=block_len, BLOCK=triton.next_power_of_2(block_len), COUNT=triton.next_power_of_2(count), PAGE=page_size,
+        TILE_ROWS=rows.tile_rows, TILES=len(rows.tiles) // count, SHIFTED=int(dialect.is_shifted), num_warps=1,
+        **pdl_options(),
     )  # fmt: skip
 
 

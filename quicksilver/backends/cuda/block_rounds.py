@@ -22,6 +22,7 @@ from torch import Tensor
 from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.cuda.block_kernels import (
     RULES,
+    BlockRows,
     BlockState,
     decide_blocks,
     snapshot_width,
@@ -30,8 +31,8 @@ from quicksilver.backends.cuda.block_kernels import (
 from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, StreamMarker, bucket_of, read_proposal
 from quicksilver.backends.cuda.capture import capture
 from quicksilver.backends.cuda.graphs import GraphExecutor
-from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
+from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_rounds, options_of
 from quicksilver.backends.progress import counted
 from quicksilver.core import DecoderName
@@ -41,10 +42,14 @@ from quicksilver.dialect import ContextKind, Dialect
 # answers, only one: rounds that are discarded delay what is queued after them, and batches change while requests
 # arrive.
 ROUNDS_AHEAD, CAREFUL_ROUNDS_AHEAD = 2, 1
-# Half of the rows of a round are for blocks that are written, and idle in other rounds. They are free in rounds of at
-# most `FREE_ROWS`, which are bound by the weights they read, and in larger ones if an ordinary forward would be padded
-# to as many rows. That is estimated with `TOKENS_PER_ROUND` for each request.
+# Rows for blocks that are written are idle in other rounds. They are free in rounds of at most `FREE_ROWS`, which are
+# bound by the weights they read. A larger round has rows for as many blocks as are usually written, and is used if an
+# ordinary forward would be padded to as many rows. Both are estimated with `TOKENS_PER_ROUND` for each request.
 FREE_ROWS, MAX_ROUND_ROWS = 128, 1024
+# Row counts of larger rounds are multiples of it.
+ROW_STEP = 64
+# Positions of a block that takes many rounds, so that few sequences write in the same one.
+LONG_BLOCK = 16
 TOKENS_PER_ROUND = 2
 
 
@@ -64,34 +69,55 @@ def fits_round(work: Work, block_len: int) -> bool:
     return (len(tail.token_ids) == block_len or num_context > len(tail.token_ids) == 0) and fits_rounds(work)
 
 
+def capacities(size: int, block_len: int) -> tuple[int, ...]:
+    """How many of `size` sequences may write a block in the same round: all in small rounds. Larger ones have graphs
+    for fewer, because a request that decides two tokens per round writes a block of n in two of n rounds."""
+    if 2 * size * block_len <= FREE_ROWS:
+        return (size,)
+    return (size // 4, size // 2, size) if block_len >= LONG_BLOCK else (size // 2, size * 5 // 8, size)
+
+
+def expected_capacity(size: int, num_sequences: int, block_len: int) -> int:
+    """The smallest one that usually suffices."""
+    expected = -(-num_sequences * TOKENS_PER_ROUND // block_len)
+    return next((one for one in capacities(size, block_len) if one >= expected), size)
+
+
 def round_size(block_len: int, num_sequences: int, sizes: Iterable[int]) -> int:
-    """The smallest of `sizes` that holds the sequences, or 0 if none does without wasting time on idle rows."""
+    """The smallest of `sizes` that holds the sequences, or 0 if an ordinary forward would usually have fewer rows."""
     ordinary_rows = bucket_of(num_sequences * (block_len + TOKENS_PER_ROUND))
     size = next((size for size in sizes if size >= num_sequences), 0)
-    return size if 2 * size * block_len <= max(ordinary_rows, FREE_ROWS) else 0
+    num_rows = num_round_rows(size, expected_capacity(size, num_sequences, block_len), block_len)
+    return size if num_rows <= max(ordinary_rows, FREE_ROWS) else 0
+
+
+def num_round_rows(count: int, capacity: int, block_len: int) -> int:
+    """Rows of a round of `count` sequences of which `capacity` write a block. Small ones are those of the graphs."""
+    used = (count + capacity) * block_len
+    return bucket_of(used) if used <= FREE_ROWS else -(-used // ROW_STEP) * ROW_STEP
 
 
 class BlockGraph:
-    """Buffers and graphs of rounds for up to `count` sequences."""
+    """Buffers and graphs of rounds for up to `count` sequences, of which up to `capacity` write a block."""
 
-    def __init__(self, executor: GraphExecutor, count: int) -> None:
+    def __init__(self, executor: GraphExecutor, count: int, capacity: int) -> None:
         self.executor, self.dialect, device = executor, executor.model.config.dialect, executor.device
-        self.count, self.block_len, network = count, self.dialect.block_len, executor.network
+        self.count, self.capacity, self.block_len = count, capacity, self.dialect.block_len
+        network, num_rows = executor.network, num_round_rows(count, capacity, self.block_len)
+        if network.matmul_mode is MatmulMode.BATCH_INVARIANT:  # in chunks of equal size
+            num_rows = bucket_of(num_rows)
         self.state = BlockState.allocate(count, self.block_len, executor.pages.shape[1], device)
         self.host = self.state.host_copy()
         self.host_pages = self.host.pages.numpy()
-        num_rows, width = bucket_of(2 * count * self.block_len), 2 * self.block_len
-        segments = [(b * width, (b + 1) * width) for b in range(count)]
-        tiles = cut_tiles(segments, network.attention_shape(num_rows).tile_rows)
+        tile_rows = network.attention_shape(num_rows).tile_rows
+        num_tiles = count * -(-2 * self.block_len // tile_rows)
         tables = (self.host.pages, self.state.pages)
-        self.rows = RowBuffers(num_rows, len(tiles), tables, executor.cache.page_size)
-        self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
+        self.rows = RowBuffers(num_rows, num_tiles, tables, executor.cache.page_size)
         self.rows.device[3].fill_(-1)
         self.workspace = network.workspace(num_rows)
         self.head = HeadBuffers(bucket_of(count * self.block_len), network.weights.head.w, network.input_dtype)
-        canvas_rows = torch.arange(count * width).view(count, 2, self.block_len)[:, 1].flatten()
-        self.head.ints[0, : len(canvas_rows)] = canvas_rows - int(self.dialect.is_shifted)
         self.num_heads = self.head.ints.shape[1]
+        self._written = BlockRows(self.rows.device, self.rows.inputs.tables.tiles, self.head.ints, tile_rows)
         # Results of the head, then the snapshots.
         self._flat = torch.zeros(
             4 * self.num_heads + count * snapshot_width(self.block_len), dtype=torch.int32, device=device
@@ -108,10 +134,8 @@ class BlockGraph:
         return self._replays[options]
 
     def _round(self, options: SamplingOptions) -> None:
-        mask_id, page_size = self.dialect.mask_id, self.executor.cache.page_size
-        assert mask_id is not None
-        write_block_rows(self.state, self.rows.device, self.head.ints[1:], self.snapshot, page_size, mask_id)
-        network = self.executor.network
+        network, page_size = self.executor.network, self.executor.cache.page_size
+        write_block_rows(self.state, self.capacity, self._written, self.snapshot, page_size, self.dialect)
         x, weights = network.run(self.rows.inputs, self.workspace, is_gated=False), network.weights
         workspace = self.head.workspace.with_results(self.results, None)
         propose_rows(x, weights.norm, weights.head, self.head.rows(options), workspace)
@@ -210,9 +234,11 @@ class BlockRounds:
     def __init__(self, executor: GraphExecutor, max_sequences: int) -> None:
         self.executor, self.block_len = executor, executor.model.config.dialect.block_len
         largest = min(max_sequences, MAX_ROUND_ROWS // (2 * self.block_len))
-        sizes = [1 << i for i in range(max(largest, 1).bit_length())]
-        self.graphs = {size: BlockGraph(executor, size) for size in sizes}
+        self.sizes = [1 << i for i in range(max(largest, 1).bit_length())]
+        shapes = [(size, capacity) for size in self.sizes for capacity in capacities(size, self.block_len)]
+        self.graphs = {shape: BlockGraph(executor, *shape) for shape in shapes}
         self._in_flight: _InFlight | None = None
+        self._most_writers = 0  # in recent rounds
 
     def prepare(self) -> None:
         """Capture the rounds of all sizes."""
@@ -228,10 +254,10 @@ class BlockRounds:
 
     def _start(self, works: Seq[Work]) -> bool:
         """Whether rounds begin with `works`."""
-        size = round_size(self.block_len, len(works), self.graphs)
+        size = round_size(self.block_len, len(works), self.sizes)
         if not size or not all(fits_round(work, self.block_len) for work in works):
             return False
-        graph, options = self.graphs[size], options_of(works)
+        graph, options = self.graphs[size, self._capacity(size, works)], options_of(works)
         index = {work.sequence: b for b, work in enumerate(works)}
         in_flight = _InFlight(graph, index, options, [work.end for work in works])
         if not in_flight.has_pages(self.executor.cache.page_size):
@@ -239,6 +265,13 @@ class BlockRounds:
         graph.load(works, options)
         self._in_flight = in_flight
         return True
+
+    def _capacity(self, size: int, works: Seq[Work]) -> int:
+        """For as many blocks as recent rounds wrote, and as are usually written."""
+        num_writers = max(sum(work.end > work.start for work in works), self._most_writers)
+        self._most_writers -= self._most_writers > 0
+        expected = expected_capacity(size, len(works), self.block_len)
+        return next(one for one in capacities(size, self.block_len) if one >= min(max(num_writers, expected), size))
 
     def _next(self, works: Seq[Work]) -> list[Outcome | None] | None:
         """The outcomes of the oldest round in flight. If it did not compute `works`, the rounds are discarded."""
@@ -258,6 +291,7 @@ class BlockRounds:
         arrived.wait()
         num_results = 4 * in_flight.graph.num_heads
         snapshot = host[num_results:].numpy().reshape(in_flight.graph.count, -1)
+        self._most_writers = max(self._most_writers, int((snapshot[:, 2] > 0).sum()))
         if not all(self._is_same(work, snapshot[in_flight.index[work.sequence]]) for work in works):
             return None
         in_flight.has_results = True

@@ -12,6 +12,7 @@ if (reason := refusal()) is not None:
 
 from dataclasses import replace
 
+from quicksilver.backends.cuda import block_rounds
 from quicksilver.backends.cuda.block_rounds import has_rounds, round_size
 from quicksilver.core import DecoderName, DecoderParams, Request
 from tests.support.block_checks import (
@@ -46,9 +47,10 @@ def test_the_first_position_of_a_block_is_decided_alone_where_rows_predict_the_n
     check_decisions(params, replace(SHIFTED, sub_block_len=4), seed=2)
 
 
-@pytest.mark.parametrize("block_len", [4, 6])
-def test_rows_are_those_of_the_batch(block_len: int) -> None:
-    check_rows(replace(BLOCK, block_len=block_len))
+@pytest.mark.parametrize(("block_len", "capacity", "tile_rows"), [(4, 4, 16), (6, 2, 8), (4, 1, 16)])
+def test_rows_are_those_of_the_batch(block_len: int, capacity: int, tile_rows: int) -> None:
+    """With room for one block the second one has no rows, and its sequence is marked."""
+    check_rows(replace(BLOCK, block_len=block_len), capacity, tile_rows)
 
 
 def test_texts_are_those_of_ordinary_forwards() -> None:
@@ -79,6 +81,16 @@ def test_requests_that_join_and_leave_have_their_tokens() -> None:
         check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 8, 2], max_sequences=4)
 
 
+def test_blocks_for_which_a_round_has_no_rows_are_written_by_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four requests complete their blocks together, in rounds that first have room for two."""
+    monkeypatch.setattr(block_rounds, "FREE_ROWS", 8)
+    monkeypatch.setattr(block_rounds, "ROW_STEP", 16)
+    options = [decode_params("confidence", rule="static", steps=2, max_new_tokens=20)]
+    with torch.inference_mode():
+        assert block_rounds.capacities(4, 4)[0] == 2
+        check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 5, 5, 5], max_sequences=4, at_once=4)
+
+
 def test_other_requests_run_in_ordinary_forwards() -> None:
     with torch.inference_mode():
         model = dialect_on_graphs("sdar", TINIEST)
@@ -95,8 +107,8 @@ def test_other_requests_run_in_ordinary_forwards() -> None:
 
 @pytest.mark.parametrize(
     ("block_len", "streams", "is_used"),
-    [(4, 1, True), (4, 9, True), (4, 33, False), (4, 64, True), (4, 100, True), (32, 2, True), (32, 5, False),
-     (32, 8, True), (32, 17, False)],
+    [(4, 1, True), (4, 9, True), (4, 33, False), (4, 48, True), (4, 100, True), (32, 2, True), (32, 4, True),
+     (32, 5, False), (32, 8, True), (32, 17, False)],
 )  # fmt: skip
 def test_a_round_has_no_more_rows_than_an_ordinary_forward_if_rows_cost_time(
     block_len: int, streams: int, is_used: bool

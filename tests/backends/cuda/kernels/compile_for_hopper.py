@@ -63,7 +63,7 @@ def compile_kernel(kernel: Any, weight: str, constants: dict[str, int | bool], *
 def compile_block_kernel(kernel: Any, constants: dict[str, int | bool]) -> None:
     """All of its arrays are int32."""
     names = kernel.arg_names
-    numbers = ("num_rows", "max_pages", "num_heads", "mask_id")
+    numbers = ("num_rows", "max_pages", "num_heads", "mask_id", "count", "capacity")
     types = {name: "i32" if name in numbers else "*i32" for name in names}
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     chosen = {(names.index(name),): value for name, value in constants.items() if name in names}
@@ -96,7 +96,8 @@ def main() -> None:
         compile_kernel(gate_up_kernel, weight, shape)
         compile_kernel(down_kernel, weight, shape)
     for length, block in ((4, 4), (6, 8), (32, 32)):
-        compile_block_kernel(_rows_kernel, {"L": length, "BLOCK": block, "PAGE": 16, "PDL": 1})
+        layout = {"COUNT": 128, "PAGE": 16, "TILE_ROWS": 16, "TILES": -(-2 * length // 16), "SHIFTED": length == 32}
+        compile_block_kernel(_rows_kernel, {"L": length, "BLOCK": block, "PDL": 1, **layout})
         rule = {"SUB_BLOCK": length, "SHIFTED": length == 32, "EDIT_RULE": 3, "EDIT_STEPS": 4}
         compile_block_kernel(_decide_kernel, {"L": length, "BLOCK": block, "PDL": 1, **rule})
     for block_e in (16, 64):
