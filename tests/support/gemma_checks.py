@@ -6,13 +6,18 @@ import copy
 import random
 from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import gelu
 
 from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
+from quicksilver.backends.cuda.kernels.gemma_experts import GROUP
+from quicksilver.backends.cuda.kernels.gemma_weights import weight_of
 from quicksilver.backends.cuda.kernels.window_attention import (
     TILE_ROWS,
     WindowShape,
@@ -27,6 +32,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.experts import MoeConfig
 from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.gemma_config import GemmaConfig
+from quicksilver.model.moe import set_expert_kernel
 from tests.support.dialects import tiny_dialect
 from tests.support.kernel_checks import Place, expect_close, here, random_plan, relative_error
 from tests.support.tiny import TINY, decode_params, random_weights
@@ -82,7 +88,7 @@ def check_window_attention(heads: tuple[int, int, int], window: int, seed: int) 
     for name, store in (("k", cache.k), ("v", cache.v)):
         written = heads_of(store[0], k)[plan.slots[plan.slots >= 0]]
         assert torch.equal(written, (k if name == "k" else v)[plan.slots >= 0])
-    for padded in (num_rows, 300, 600):  # four, two and one programs along the keys
+    for padded in (num_rows, 600):  # four programs along the keys, and one
         if padded < num_rows:
             continue
         qkv = torch.cat((q, k, v), dim=1)
@@ -148,9 +154,10 @@ def check_steps(config: ModelConfig, canvas_len: int, scheme: str = "bfloat16", 
 
 
 def _allowed(eager_error: float, scheme: str) -> float:
-    """Random weights amplify rounding: kernels may lose as much as eager torch does. In fp8 inputs are rounded too."""
+    """Random weights amplify rounding: kernels may lose as much as eager torch does. A
+    difference before a rounding to fp8 is larger after it."""
     if scheme == "fp8":
-        return 0.25
+        return 1e-2 if here().dtype is torch.float32 else 0.1 + eager_error
     return 1e-4 if here().dtype is torch.float32 else max(4e-2, 1.5 * eager_error)
 
 
@@ -172,17 +179,43 @@ def _compare(
         assert other is not None
         assert bool(one.proposal.is_finite.all())
         if here().dtype is torch.float32 and scheme == "bfloat16":
-            assert torch.equal(one.proposal.token_ids, other.proposal.token_ids)
-            assert torch.equal(one.proposal.sampled_ids, other.proposal.sampled_ids)
-            assert torch.allclose(one.proposal.confidence, other.proposal.confidence, atol=1e-4)
-            assert torch.allclose(one.proposal.entropy, other.proposal.entropy, atol=1e-4)
+            assert np.array_equal(one.proposal.token_ids, other.proposal.token_ids)
+            assert np.array_equal(one.proposal.sampled_ids, other.proposal.sampled_ids)
+            assert np.allclose(one.proposal.confidence, other.proposal.confidence, atol=1e-4)
+            assert np.allclose(one.proposal.entropy, other.proposal.entropy, atol=1e-4)
             expect_close(one.proposal.soft, other.proposal.soft, 1e-4)
     return found
 
 
 def _round_to_fp8(model: DiffusionGemma) -> None:
-    """Matrices that the kernels round, to the values that they round them to."""
+    """Matrices, and the inputs of linears and experts, become the values that the kernels round them to. Router and
+    head keep 16 bits."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() > 1 and "router" not in name and "tokens" not in name and "head" not in name:
-            scale = parameter.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / 448
-            parameter.data = ((parameter.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(parameter.dtype)
+        if parameter.dim() > 1 and not any(part in name for part in ("router", "tokens", "head")):
+            weight = weight_of(parameter, "fp8")
+            assert weight.scale is not None
+            parameter.data = (weight.w.float() * weight.scale[..., None]).to(parameter.dtype)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module is not model.head:
+            module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),))
+    set_expert_kernel(model, _rounded_experts)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """In fp8 with a scale per row, and back."""
+    scale = x.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / 448
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
+
+
+def _rounded_experts(
+    x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
+) -> Tensor:
+    """Experts of rounded rows; the activated product is rounded in groups of columns."""
+    assert activation == "gelu_tanh"
+    out, x = torch.zeros(x.shape, device=x.device), _rounded(x).float()
+    for expert in chosen.unique().tolist():
+        row, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up = (x[row] @ gate_up[expert].float().t()).chunk(2, dim=-1)
+        active = torch.cat([_rounded(part) for part in (gelu(gate, approximate="tanh") * up).split(GROUP, -1)], -1)
+        out.index_add_(0, row, active @ down[expert].float().t() * weights[row, place, None])
+    return out

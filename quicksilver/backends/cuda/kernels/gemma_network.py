@@ -60,7 +60,7 @@ class GemmaNetwork:
         gain = weights.layers[0].attn_gain
         begin_rows(weights.tokens, rows.token_ids, weights.embed_scale, conditioning, gain, eps, x, given)
         angles = [_angles(rows.where.positions, inv_freq) for inv_freq in self.inv_freq]
-        attention, tiles = WindowWorkspace.allocate(self.shapes, num_rows, x), self._tiles(num_rows)
+        attention, tiles = WindowWorkspace.allocate(self.shapes, num_rows, x), self.expert_tiles(num_rows)
         next_gains = [*(layer.attn_gain for layer in weights.layers[1:]), weights.final_gain]
         for index, (layer, next_gain) in enumerate(zip(weights.layers, next_gains, strict=True)):
             attended = self._attend(index, layer, given, rows, angles[self.is_full[index]], attention)
@@ -69,8 +69,9 @@ class GemmaNetwork:
             self._feed_forward(layer, x, attended, tiles, (rows.gate, next_gain), given)
         return given.values
 
-    def _tiles(self, num_rows: int) -> ExpertTiles:
-        height = tile_height(num_rows, self.moe.top_k, self.moe.num_experts)
+    def expert_tiles(self, num_rows: int, height: int = 0) -> ExpertTiles:
+        """Tables of the chosen experts of a forward, with tiles of `height` or the default one."""
+        height = height or tile_height(num_rows, self.moe.top_k, self.moe.num_experts)
         num_pairs = num_rows * self.moe.top_k
         return ExpertTiles.allocate(num_rows, self.moe.num_experts, num_pairs, height, self.cache.k.device)
 

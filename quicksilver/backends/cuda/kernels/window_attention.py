@@ -50,7 +50,7 @@ class WindowShape:
 
 def num_splits(num_rows: int) -> int:
     """Programs along the keys: with few rows, more of them occupy the GPU."""
-    return 4 if num_rows <= 256 else 2 if num_rows <= 512 else 1
+    return 4 if num_rows <= 512 else 1
 
 
 @triton.jit
