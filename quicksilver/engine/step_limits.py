@@ -250,11 +250,12 @@ class ProcessorClock(threading.local):
         self._processor_s = self._last_s = 0.0
 
     def __call__(self) -> float:
-        now = time.perf_counter()
-        if now - self._read_at > CLOCK_ERROR_S:
-            self._processor_s = time.thread_time()
-            self._read_at = now = time.perf_counter()
-        self._last_s = max(self._last_s, self._processor_s + now - self._read_at)
+        passed_s = time.perf_counter() - self._read_at
+        if passed_s > CLOCK_ERROR_S:
+            self._processor_s, self._read_at, passed_s = time.thread_time(), time.perf_counter(), 0.0
+        now = self._processor_s + passed_s
+        if now > self._last_s:  # else the wall clock was ahead before the last reading
+            self._last_s = now
         return self._last_s
 
 

@@ -181,7 +181,10 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
     if tail.is_causal or tail.targets or not tail.is_masked or not all(tail.is_masked):
         return outcome
     proposed = outcome.proposal.token_ids
-    text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
+    text, first = sequence.tokens[-WINDOW:], int(proposed[0])
+    if first not in text:  # so the text does not repeat itself; cheaper than the search
+        return outcome
+    text.append(first)
     follows = lookup(text, proposed[1:], outcome.proposal.confidence[1:])
     if not len(follows):
         return outcome

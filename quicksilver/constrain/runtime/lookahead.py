@@ -131,11 +131,9 @@ class Lookahead:
     def write_known(self, position: int, row: Bits) -> bool:
         """Writes the bitmask of a position if it is known, and moves the automaton there if not. Returns whether it is
         known."""
-        run = self.run(position)
-        if run:
+        if run := self.run(position):
             write_only(run[0], row)
-        elif self._is_after_boundary(position):
-            assert self._boundary is not None
+        elif self._boundary is not None and self._is_after_boundary(self._boundary, position):
             row[:] = self._boundary[2]
             self.keep_short(position, row)
         else:
@@ -148,14 +146,15 @@ class Lookahead:
         continues with it then."""
         if position >= len(ahead):
             return False
-        run, token_id = self.run(position), ahead[position]
-        return (not run or run[0] == token_id) and self.reach((token_id,), position) > position
-
-    def _is_after_boundary(self, position: int) -> bool:
-        """Whether the position is the end of the run at the boundary."""
-        if self._boundary is None:
+        run, token_id = self._runs[position], ahead[position]
+        if run and run[0] != token_id:
             return False
-        first, run, _ = self._boundary
+        is_known = position < len(self._path) and self._path[position] == token_id
+        return is_known or self._follow(position, (token_id,)) > position
+
+    def _is_after_boundary(self, boundary: tuple[int, list[int], Bits], position: int) -> bool:
+        """Whether a position is the end of the run at a boundary."""
+        first, run, _ = boundary
         return first + len(run) == position and self._path[first:position] == run
 
     def _boundary_after(self, end: int) -> tuple[int, list[int], Bits] | None:
@@ -170,9 +169,11 @@ class Lookahead:
 
     def move(self, position: int) -> None:
         """Moves the automaton to a position of the path."""
+        if position == self._at:
+            return
         if position < self._at:
             self.matcher.rollback(self._at - position)
-        elif position > self._at:
+        else:
             self.matcher.try_consume_tokens(self._path[self._at : position])
         self._at = position
 
