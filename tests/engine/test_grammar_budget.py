@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,9 +15,11 @@ from quicksilver.core import ConstraintSpec, Delta, MaskTask, Request, TokenCons
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.step_limits import (
     ALLOWANCE_S,
+    CLOCK_ERROR_S,
     GROUPED_ROW_S,
     MAX_GROUPED,
     GrammarBudget,
+    ProcessorClock,
     TimedConstraint,
     TimedGroup,
     take_overrun_s,
@@ -266,3 +269,29 @@ def test_a_constraint_is_measured_alone_from_time_to_time() -> None:
     assert pair[0].group is None
     write_alone(pair[0])
     assert pair[0].group is not None
+
+
+def test_the_processor_clock_reads_processor_time_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall, processor, readings = [100.0], [7.0], []
+    monkeypatch.setattr("time.perf_counter", lambda: wall[0])
+    monkeypatch.setattr("time.thread_time", lambda: readings.append(1) or processor[0])
+    clock = ProcessorClock()
+    assert clock() == 7.0
+    wall[0] += CLOCK_ERROR_S / 2  # another thread ran
+    assert clock() == pytest.approx(7.0 + CLOCK_ERROR_S / 2)
+    assert len(readings) == 1
+    wall[0], processor[0] = wall[0] + 1.0, 7.0 + CLOCK_ERROR_S / 4
+    assert clock() == pytest.approx(7.0 + CLOCK_ERROR_S / 2)  # it never goes back
+    wall[0], processor[0] = wall[0] + 1.0, 7.5
+    assert clock() == 7.5
+    assert len(readings) == 3
+
+
+def test_the_processor_clock_is_that_of_the_calling_thread() -> None:
+    """Whatever another thread has used it for before."""
+    clock, excess = ProcessorClock(), list[float]()
+    clock()
+    thread = threading.Thread(target=lambda: excess.append(clock() - time.thread_time()))
+    thread.start()
+    thread.join()
+    assert excess[0] <= CLOCK_ERROR_S

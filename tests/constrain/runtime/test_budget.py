@@ -184,6 +184,29 @@ def test_tokens_that_begin_the_last_completion_need_no_search(
     assert constraint.can_stop()
 
 
+def test_the_last_completion_is_followed_through_forced_tokens(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = constrain(grammars, ROWS)
+    searches = []
+
+    def counted(*given: Any) -> list[int] | None:
+        searches.append(1)
+        return shortest(*given)
+
+    monkeypatch.setattr("quicksilver.constrain.runtime.budget.shortest", counted)
+    room, text = 150, b'[{"label":"ab","weight":10},{"label":"c","weight":20}]'
+    at = 0
+    while at < len(text):
+        assert constraint.closing(room - at) is None
+        taken = constraint.forced() or [text[at]]
+        assert constraint.legal_prefix(taken) == len(taken)
+        constraint.advance(taken)
+        at += len(taken)
+    assert len(searches) <= 4  # at the beginning, and where an item is opened
+    assert constraint.can_stop()
+
+
 def test_a_grammar_with_a_slow_search_is_not_searched_again(grammars: Grammars, monkeypatch: Any) -> None:
     constraint = pattern(grammars, "[a-z]{90}")
     asked = []
