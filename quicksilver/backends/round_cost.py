@@ -18,6 +18,8 @@ TREE_GAIN = {0: 1.0, 16: 1.25, 32: 1.35}
 # Time that the host adds to a step that was not queued ahead: fixed, per request and per row. Fitted to 8, 32 and 64
 # streams of coder-1.5b on an H200 with canvases of 1 and 8, within 0.1 ms.
 HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.8, 0.045, 0.015
+# What a grammar adds for its request. Measured on a CPU with forwards that cost nothing (`benchmarks/constrain_host.py`).
+HOST_MS_PER_GRAMMAR = 0.09
 # A length must be this much faster than the one in use, and drafting than autoregression, because a change wastes work.
 MARGIN = 1.05
 
@@ -52,13 +54,13 @@ class RoundCost:
     # Rounds of the persistent batch by the number of its slots. Requests that decode in ordinary forwards do not use
     # them.
     slots: tuple[TimedRound, ...] = ()
-    _options_of: dict[int, tuple[TimedRound, ...]] = field(default_factory=dict)
+    _options_of: dict[tuple[int, int], tuple[TimedRound, ...]] = field(default_factory=dict)
 
-    def canvas_len(self, num_requests: int, acceptance: Seq[float], current: int = 0) -> int:
-        """The length with the most tokens per second for this number of requests. `current` stays unless another
-        length is faster by `MARGIN`."""
+    def canvas_len(self, num_requests: int, acceptance: Seq[float], current: int = 0, num_grammars: int = 0) -> int:
+        """The length with the most tokens per second for this number of requests, of which `num_grammars` have a
+        grammar. `current` stays unless another length is faster by `MARGIN`."""
         speeds = dict.fromkeys(CANVAS_LENS, 0.0)
-        options = self._options(max(num_requests, 1))
+        options = self._options(max(num_requests, 1), min(num_grammars, num_requests))
         measured_rows = max((one.tree_rows for one in options if one.canvas_len == current), default=0)
         for one in options:
             speed = one.tokens_per_ms(acceptance, measured_rows)
@@ -76,24 +78,28 @@ class RoundCost:
         per_row = max(long - short, 1e-6) / (many - few)
         return max(int(many + (ms - long) / per_row), 0)
 
-    def _options(self, num_requests: int) -> tuple[TimedRound, ...]:
-        """The rounds that this number of requests can run: the smallest graphs that hold them, and single forwards."""
-        if num_requests not in self._options_of:
-            size = min((graph.num_requests for graph in self.rounds if graph.num_requests >= num_requests), default=0)
-            options = [graph for graph in self.rounds if graph.num_requests == size]
+    def _options(self, num_requests: int, num_grammars: int) -> tuple[TimedRound, ...]:
+        """The rounds that this number of requests can run: the smallest graphs that hold them, if none has a grammar,
+        and single forwards."""
+        key = (num_requests, num_grammars)
+        if key not in self._options_of:
+            graphs = [] if num_grammars else [one for one in self.rounds if one.num_requests >= num_requests]
+            size = min((one.num_requests for one in graphs), default=0)
+            options = [one for one in graphs if one.num_requests == size]
             for canvas_len in CANVAS_LENS:
-                ms = self._host_driven_ms(num_requests, canvas_len)
+                ms = self._host_driven_ms(num_requests, canvas_len, num_grammars)
                 options += [TimedRound(num_requests, canvas_len, ms)] if ms is not None else []
-            self._options_of[num_requests] = tuple(options)
-        return self._options_of[num_requests]
+            self._options_of[key] = tuple(options)
+        return self._options_of[key]
 
-    def _host_driven_ms(self, num_requests: int, canvas_len: int) -> float | None:
+    def _host_driven_ms(self, num_requests: int, canvas_len: int, num_grammars: int) -> float | None:
         """A round of single forwards; None if no forward of this size was measured."""
         rows = num_requests * canvas_len
         verify, draft = (self._forward_ms(rows, uses_adapter) for uses_adapter in (False, True))
         if verify is None or draft is None:
             return None
         host_ms = HOST_MS + HOST_MS_PER_REQUEST * num_requests + HOST_MS_PER_ROW * rows
+        host_ms += HOST_MS_PER_GRAMMAR * num_grammars
         return verify + host_ms if canvas_len == 1 else verify + draft + 2 * host_ms
 
     def _forward_ms(self, rows: int, uses_adapter: bool) -> float | None:

@@ -173,6 +173,7 @@ class CanvasLength:
         self.history = AcceptanceHistory()
         self._is_verify_step = False
         self._has_verified = False  # since the last step
+        self._num_grammars = 0  # running requests with a grammar
         self._best_len = 0
         self._best_for = -1  # number of running requests that `_best_len` was computed for
 
@@ -182,6 +183,7 @@ class CanvasLength:
         self.history.decay(DECAY if self._has_verified or len(running) <= 1 else DECAY_WITHOUT_DRAFTS)
         self._has_verified = False
         self._is_verify_step = _most_verify(running)
+        self._num_grammars = sum(sequence.constraint is not None for sequence in running)
         self._best_len, self._best_for = self._best_len if running else 0, -1
 
     def observe(self, num_accepted: int, num_drafted: int) -> None:
@@ -205,7 +207,8 @@ class CanvasLength:
         """Computed once per step for each number of running requests."""
         if self._best_for != num_running:
             self._best_for = num_running
-            self._best_len = round_cost.canvas_len(num_running, self.history.prefix_acceptance(), self._best_len)
+            acceptance = self.history.prefix_acceptance()
+            self._best_len = round_cost.canvas_len(num_running, acceptance, self._best_len, self._num_grammars)
         return self._best_len
 
 

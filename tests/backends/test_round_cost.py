@@ -81,6 +81,19 @@ def test_a_graph_that_runs_ahead_beats_forwards_that_wait_for_the_host() -> None
     assert RoundCost(forwards, (TimedRound(2, 16, 3.9),)).canvas_len(2, steady(0.75)) == 16
 
 
+def test_requests_with_a_grammar_cannot_use_graphs_that_run_ahead() -> None:
+    forwards = {(16, False): 1.6, (16, True): 2.3, (32, False): 1.8, (32, True): 2.5}
+    pace = RoundCost(forwards, (TimedRound(2, 16, 3.9),))
+    assert pace.canvas_len(2, steady(0.75)) == 16
+    assert pace.canvas_len(2, steady(0.75), num_grammars=1) == 8
+
+
+def test_a_grammar_costs_each_forward_so_longer_canvases_pay() -> None:
+    pace = RoundCost(CODER_FORWARDS, CODER + CODER_CROWD)
+    assert [pace.canvas_len(32, steady(rate)) for rate in (0.4, 0.6, 0.8)] == [1, 2, 4]
+    assert [pace.canvas_len(32, steady(rate), num_grammars=32) for rate in (0.4, 0.6, 0.8)] == [2, 4, 8]
+
+
 @pytest.mark.parametrize(
     ("rounds", "survival", "wanted"),
     [

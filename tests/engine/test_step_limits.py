@@ -18,6 +18,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
 from quicksilver.engine.step_limits import MIN_ROWS, CanvasLength
+from tests.support.staircase import Staircase
 from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
 MAX_ROWS = 64
@@ -322,3 +323,20 @@ def test_canvases_are_shortened_while_requests_wait() -> None:
     assert length.limit(4) == 0
     assert length.limit(4, has_backlog=True) == 4
     assert length.limit(100, has_backlog=True) == 1
+
+
+def test_the_choice_counts_running_requests_with_a_grammar() -> None:
+    asked: list[int] = []
+
+    class Recorded(RoundCost):
+        def canvas_len(self, *arguments: object) -> int:  # type: ignore[override]
+            asked.append(arguments[-1])  # type: ignore[arg-type]
+            return 4
+
+    length = CanvasLength(0, Recorded({}))
+    params = decode_params("verify")
+    made = [Sequence(Request(str(i), (1, 2), params), make_decoder(params.decoder)) for i in range(3)]
+    made[1].constraint = Staircase()
+    length.begin_step(made)
+    assert length.limit(3) == 4
+    assert asked == [1]

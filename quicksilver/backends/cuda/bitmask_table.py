@@ -65,6 +65,8 @@ class BitmaskTable:
         return self._rows[start:end].data
 
     def _open(self, start: int, end: int) -> None:
+        if start == end:
+            return
         closed = start + np.flatnonzero(~self._is_open[start:end])
         if len(closed):
             self._mark_changed(int(closed[0]), int(closed[-1]) + 1)
