@@ -330,7 +330,16 @@ def without_rounds(engine: Engine, case: Case, prompt_len: int, device: str) -> 
     with rounds_off(backend):
         num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
     found = {"tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards}
-    return {"without_rounds": found | {"phase_ms_per_step": phases}}
+    return {"without_rounds": found | {"phase_ms_per_step": phases}, "round_ms": round_times(blocks)}
+
+
+def round_times(blocks: Any) -> dict[str, float]:
+    """Device time of the largest rounds without sequences, by their rows."""
+    from quicksilver.backends.cuda.capture import time_replay
+    from quicksilver.backends.cuda.logit_bias import SamplingOptions
+
+    largest = [graph for (size, _), graph in blocks.graphs.items() if size == max(blocks.sizes)]
+    return {str(one.rows.host.shape[1]): time_replay(one.prepare(SamplingOptions(is_sampled=True))) for one in largest}
 
 
 def parts_of(engine: Engine, case: Case) -> dict[str, float]:

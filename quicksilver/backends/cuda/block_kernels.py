@@ -109,6 +109,17 @@ def _store_row(out, stride, is_row, token, mask_index, position, slot, prefix_en
 
 
 @triton.jit
+def _store_tiles(out, b, first, end, TILE_ROWS: tl.constexpr, TILES: tl.constexpr):
+    """Attention tiles of the rows [first, end) of sequence b. Those that are not needed are empty."""
+    for t in range(TILES):
+        top = first + t * TILE_ROWS
+        is_used = top < end
+        tl.store(out + 3 * t, tl.where(is_used, b, 0))
+        tl.store(out + 3 * t + 1, tl.where(is_used, top, 0))
+        tl.store(out + 3 * t + 2, tl.where(is_used, tl.minimum(top + TILE_ROWS, end), 0))
+
+
+@triton.jit
 def _rows_kernel(
     start_at, step_at, writes_at, before_at, block_at, pages, columns, tiles, head, snapshot, num_rows, max_pages,
     num_heads, mask_id, count, capacity, L: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, PAGE: tl.constexpr,
@@ -156,13 +167,7 @@ def _rows_kernel(
             tl.where(is_live, nothing + first, 0), tl.where(is_live, nothing + first + L, 0),
             nothing + is_live.to(tl.int32),
         )  # fmt: skip
-        for t in range(TILES):
-            top = offset + t * TILE_ROWS
-            end = tl.minimum(top + TILE_ROWS, first + L)
-            is_tile = top < first + L
-            tl.store(tiles + (b * TILES + t) * 3, tl.where(is_tile, b, 0))
-            tl.store(tiles + (b * TILES + t) * 3 + 1, tl.where(is_tile, top, 0))
-            tl.store(tiles + (b * TILES + t) * 3 + 2, tl.where(is_tile, end, 0))
+        _store_tiles(tiles + 3 * TILES * b, b, offset, first + L, TILE_ROWS, TILES)
         # Of each proposal: the row that makes it, and the position and step that key its noise.
         tl.store(head + b * L + k, tl.maximum(first + k - SHIFTED, 0), mask=is_row)
         tl.store(head + num_heads + b * L + k, at, mask=is_row)
