@@ -330,7 +330,7 @@ def without_rounds(engine: Engine, case: Case, prompt_len: int, device: str) -> 
     with rounds_off(backend):
         num_tokens, num_forwards, elapsed, phases = timed(engine, case, prompt_len, device)
     found = {"tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards}
-    return {"without_rounds": found | {"phase_ms_per_step": phases}, "round_ms": round_times(blocks)}
+    return {"without_rounds": found | {"phase_ms_per_step": phases}, "round_ms": round_times(backend.blocks)}
 
 
 def round_times(blocks: Any) -> dict[str, float]:

@@ -18,7 +18,7 @@ TREE_GAIN = {0: 1.0, 16: 1.25, 32: 1.35}
 # Time that the host adds to a step that was not queued ahead: fixed, per request and per row. Fitted to 8, 32 and 64
 # streams of coder-1.5b on an H200 with canvases of 1 and 8, within 0.1 ms.
 HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.8, 0.045, 0.015
-# What a grammar adds for its request. Measured on a CPU with forwards that take no time (`benchmarks/constrain_host.py`).
+# What a grammar adds for its request. Measured on a CPU (`benchmarks/constrain_host.py`).
 HOST_MS_PER_GRAMMAR = 0.09
 # A length must be this much faster than the one in use, and drafting than autoregression, because a change wastes work.
 MARGIN = 1.05
