@@ -10,10 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ import torch
 from benchmarks.canvas_parts import time_kernels, time_parts
 from benchmarks.gpu_dialects import CASES, answer_all, config_of, random_network
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
-from quicksilver.backends.cuda.capture import time_replay
 from quicksilver.backends.cuda.kernels.gemma_experts import ExpertTiling, expert_parts, pick_tilings
 from quicksilver.backends.cuda.kernels.gemma_router import choose_experts
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
@@ -63,45 +62,44 @@ def measure(engine: Engine, streams: int) -> dict[str, Any]:
 
 
 def tilings(num_rows: int, is_fp8: bool) -> Iterator[tuple[int, ExpertTiling, ExpertTiling]]:
-    """Heights of tiles and tilings to try."""
-    heights = (32, 64) if num_rows <= 512 else (64, 128)
-    for height, deep, warps in product(heights, (3, 5), (4, 8)):
-        first, second = pick_tilings(height, is_fp8)
-        yield (
-            height,
-            replace(first, num_stages=deep, num_warps=warps),
-            replace(second, num_stages=deep, num_warps=warps),
-        )
-        if warps == 4:
-            yield (
-                height,
-                replace(first, block_k=2 * first.block_k, num_stages=deep),
-                replace(second, block_n=64, num_stages=deep),
-            )
+    """Heights of tiles and tilings to try, the likely ones first."""
+    small = [(32, (128, 4, 4), (64, 4, 8)), (32, (256, 4, 3), (128, 4, 6)), (32, (128, 4, 6), (64, 4, 5))]
+    small += [(32, (128, 8, 4), (256, 8, 4)), (32, (128, 4, 3), (128, 8, 5)), (64, (128, 4, 4), (64, 4, 6))]
+    large = [(128, (128, 8, 4), (64, 8, 5)), (64, (128, 4, 4), (128, 4, 4)), (64, (128, 4, 3), (64, 4, 5))]
+    large += [(128, (128, 8, 3), (128, 8, 4)), (128, (64, 8, 4), (64, 4, 4))]
+    for height, (block_k, *first), (block_n, *second) in small if num_rows <= 512 else large:
+        base = pick_tilings(height, is_fp8)
+        gate_up = replace(base[0], block_k=block_k, num_warps=first[0], num_stages=first[1])
+        yield height, gate_up, replace(base[1], block_n=block_n, num_warps=second[0], num_stages=second[1])
 
 
-def sweep(executor: CanvasExecutor, num_rows: int) -> None:
-    """Times of gate and up together with down, and of both without one another by their difference."""
-    network, layer = executor.network, executor.network.weights.layers[0]
+def sweep(executor: CanvasExecutor, num_rows: int, until: float) -> None:
+    """Times of the kernels of the experts in each tiling."""
+    network, layers = executor.network, executor.network.weights.layers[:4]  # more than the cache holds
     x = torch.randn(num_rows, network.config.dim, device="cuda", dtype=torch.bfloat16)
     given = Rows(*quantise_rows(x)) if network.is_fp8 else Rows(x)
     top_k, inverse = network.moe.top_k, torch.ones(num_rows, device="cuda")
-    num_bytes = layer.expert_gate_up.num_bytes + layer.expert_down.num_bytes
     for height, first, second in tilings(num_rows, network.is_fp8):
+        if time.perf_counter() > until:
+            return
         tiles = network.expert_tiles(num_rows, height)
-        choose_experts(x, inverse, layer.router, layer.expert_scale, top_k, tiles)
-        weights = (layer.expert_gate_up, layer.expert_down)
-
-        def run(chosen: tuple[ExpertTiling, ExpertTiling] = (first, second)) -> None:
-            expert_parts(given, top_k, *weights, tiles, "gelu_tanh", torch.bfloat16, chosen)  # noqa: B023
-
+        choose_experts(x, inverse, layers[0].router, layers[0].expert_scale, top_k, tiles)
         try:
-            ms = time_replay(run, repeats=20)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for layer in layers * 3:
+                    weights = (layer.expert_gate_up, layer.expert_down)
+                    expert_parts(given, top_k, *weights, tiles, "gelu_tanh", torch.bfloat16, (first, second))
+                torch.cuda.synchronize()
         except Exception as error:  # too much shared memory
             print(f"{num_rows} rows, height {height}, {first}, {second}: {type(error).__name__}", flush=True)
             continue
-        speed = num_bytes / ms / 1e9
-        print(f"{num_rows} rows, height {height}, {first}, {second}: {ms:.4f} ms, {speed:.2f} TB/s", flush=True)
+        times: dict[str, list[float]] = defaultdict(list)
+        for event in profile.events():
+            times[event.name].append(event.device_time_total)
+        for name, tiling in (("_gate_up_kernel", first), ("_down_kernel", second)):
+            best = min(times[name], default=0.0)
+            mean = sum(times[name]) / max(len(times[name]), 1)
+            print(f"{num_rows} rows, height {height}, {name} {tiling}: {mean:.1f} us, best {best:.1f}", flush=True)
 
 
 @torch.inference_mode()
@@ -110,6 +108,7 @@ def main() -> None:
     parser.add_argument("--weights", default="fp8", choices=("bfloat16", "fp8"))
     parser.add_argument("--streams", default="1,8")
     parser.add_argument("--tilings", action="store_true", help="also time tilings of the experts")
+    parser.add_argument("--seconds", type=float, default=600.0, help="begin no further tiling after this time")
     parser.add_argument("--out", type=Path, help="folder of a dated JSON file")
     options = parser.parse_args()
     counts = [int(count) for count in options.streams.split(",")]
@@ -125,7 +124,7 @@ def main() -> None:
         for kernel, (ms, count) in list(time_kernels(executor, 256 * streams).items())[:28]:
             print(f"{ms:9.4f} ms {count:5d} x  {kernel}", flush=True)
     for streams in counts if options.tilings else ():
-        sweep(executor, 256 * streams)
+        sweep(executor, 256 * streams, until=start + options.seconds)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
         report = {"device": torch.cuda.get_device_name(), "weights": options.weights, "cases": found}

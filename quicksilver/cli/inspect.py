@@ -98,13 +98,12 @@ def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
 def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
     """Weights, keys and values and their sum, for each number format, and the most that loading takes."""
     table = Table("device", "--weights", "weights", "KV cache", "together", "at load")
-    from quicksilver.model.formats.weight_formats import kv_number_bytes
+    from quicksilver.model.formats.weight_formats import formats_for, kv_number_bytes
 
     for device, formats in FORMATS:
-        # The kernels of other formats have plain layers, and on a GPU a KV cache.
-        is_any = summary.config.is_plain if device == "CPU" else summary.config.fits_cuda_kernels
+        supported = formats_for(summary.config, "cpu" if device == "CPU" else "cuda")
         for name in formats:
-            if not is_any and name not in ("float32", "bfloat16"):
+            if name not in supported:
                 continue
             weights, loading = summary.weight_bytes[name], summary.loading_bytes[name]
             kv = summary.config.kv_bytes_per_token(kv_number_bytes(name)) * context_len

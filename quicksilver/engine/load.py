@@ -12,7 +12,7 @@ from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
-from quicksilver.engine.memory import check_memory, free_memory, supported_formats
+from quicksilver.engine.memory import check_memory, free_memory
 from quicksilver.errors import CheckpointRefused
 from quicksilver.hub.resolve import ModelFiles, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
@@ -20,7 +20,7 @@ from quicksilver.model.assemble import extend_context
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.files.draft_adapter import load_draft_adapter
-from quicksilver.model.formats.weight_formats import AUTO, check_format, formats_of, unsupported_format
+from quicksilver.model.formats.weight_formats import AUTO, check_format, formats_for, formats_of, unsupported_format
 from quicksilver.model.transformer import Transformer
 
 
@@ -126,11 +126,12 @@ def _attach(model: Transformer, path: Path) -> None:
 def weights_for(config: ModelConfig, setting: str, device: str) -> str:
     """As `pick_weights`, for a network that the compiled backends may not support."""
     weights = pick_weights(setting, device)
-    if weights in supported_formats(config, device):
+    supported = formats_for(config, device)
+    if weights in supported:
         return weights
     if setting == AUTO:
         return "float32"
-    raise unsupported_format(setting, f"{config.family} runs in float32 or bfloat16 only")
+    raise unsupported_format(setting, f"{config.family} runs in {', '.join(supported)} only")
 
 
 def pick_weights(setting: str, device: str) -> str:

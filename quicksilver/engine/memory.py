@@ -8,7 +8,7 @@ from quicksilver.engine.config import LARGEST_SHARE, EngineConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.inspect import loading_bytes
-from quicksilver.model.formats.weight_formats import formats_of, kv_number_bytes
+from quicksilver.model.formats.weight_formats import formats_for, kv_number_bytes
 
 
 def free_memory(device: str) -> int:
@@ -26,7 +26,7 @@ def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineC
     usable = int(free * LARGEST_SHARE)
     if needed + kv <= usable:
         return
-    names = supported_formats(config, device)
+    names = formats_for(config, device)
     smaller = [name for name in names if size_of(config, name) + kv_per_token(config, name) * context_len <= usable]
     advice = [f"--weights {name} ({size_of(config, name) / 1e9:.1f} GB)" for name in smaller]
     if kv and needed < usable and (fitting := (usable - needed) // kv_per_token(config, weights) // 1024 * 1024):
@@ -41,12 +41,6 @@ def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineC
 
 def kv_per_token(config: ModelConfig, weights: str) -> int:
     return config.kv_bytes_per_token(kv_number_bytes(weights))
-
-
-def supported_formats(config: ModelConfig, device: str) -> tuple[str, ...]:
-    """The number formats that a backend of the device computes this network in."""
-    has_kernels = config.is_plain if device == "cpu" else config.fits_cuda_kernels
-    return tuple(name for name in formats_of(device) if has_kernels or name in ("float32", "bfloat16"))
 
 
 def size_of(config: ModelConfig, weights: str) -> int:

@@ -9,10 +9,12 @@ import pytest
 from quicksilver.engine import load
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_engine
-from quicksilver.engine.memory import check_memory, free_memory, size_of, supported_formats
+from quicksilver.engine.memory import check_memory, free_memory, size_of
 from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import ModelFiles
 from quicksilver.model.files.checkpoint import save_model
+from quicksilver.model.formats.weight_formats import formats_for
+from quicksilver.model.gemma_config import GemmaConfig
 from tests.model.build import random_model, small_config
 
 CONFIG = small_config("sdar", num_layers=8, context_len=4096)
@@ -57,11 +59,19 @@ def test_a_model_that_keeps_no_kv_needs_memory_for_weights_only() -> None:
 
 
 def test_formats_follow_the_kernels_of_the_device() -> None:
-    assert "int8" in supported_formats(CONFIG, "cpu")
-    assert {"fp8", "int4"} <= set(supported_formats(CONFIG, "cuda"))
-    assert set(supported_formats(small_config("dream"), "cuda")) == {"float32", "bfloat16"}
-    assert set(supported_formats(small_config("llada2"), "cpu")) == {"float32", "bfloat16"}
-    assert {"fp8", "int4"} <= set(supported_formats(small_config("llama"), "cuda"))
+    assert "int8" in formats_for(CONFIG, "cpu")
+    assert {"fp8", "int4"} <= set(formats_for(CONFIG, "cuda"))
+    assert set(formats_for(small_config("dream"), "cuda")) == {"float32", "bfloat16"}
+    assert set(formats_for(small_config("llada2"), "cpu")) == {"float32", "bfloat16"}
+    assert {"fp8", "int4"} <= set(formats_for(small_config("llama"), "cuda"))
+    assert set(formats_for(small_config("diffusion-gemma"), "cuda")) == {"float32", "bfloat16", "fp8"}
+
+
+def test_diffusion_gemma_is_rounded_layer_by_layer() -> None:
+    """Loading takes little more than the 16-bit weights, and less than both copies of all layers."""
+    config = small_config("diffusion-gemma", num_layers=12, gemma=GemmaConfig((False,) * 11 + (True,), 9, 32, 1))
+    tables = config.vocab_size * config.dim
+    assert config.num_params * 2 < size_of(config, "fp8") < config.num_params * 2.2 + tables
 
 
 def test_free_memory_is_that_of_this_machine() -> None:

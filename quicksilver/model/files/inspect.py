@@ -91,9 +91,10 @@ def weight_bytes(config: ModelConfig) -> dict[str, int]:
 
 def loading_bytes(config: ModelConfig) -> dict[str, int]:
     """The most memory that the weights take while a model is loaded, by number format: fp8 and int4 are made from all
-    16-bit weights, which are freed afterwards."""
+    16-bit weights, which are freed afterwards; those of DiffusionGemma layer by layer."""
     table, layers = _table_and_layers(config)
-    made = {"fp8": layers + table, "int4": _int4_bytes(layers) + table}
+    held = layers if config.gemma is None else layers // config.num_layers
+    made = {"fp8": held + table, "int4": _int4_bytes(layers) + table}
     return weight_bytes(config) | {name: config.num_params * 2 + size for name, size in made.items()}
 
 

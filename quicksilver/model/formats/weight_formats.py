@@ -6,7 +6,12 @@ weights when it loads them: `int8` to the CPU backend, `fp8` and `int4` to the C
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from quicksilver.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from quicksilver.model.config import ModelConfig
 
 AUTO = "auto"
 # The devices that support each format.
@@ -26,6 +31,14 @@ CUDA_FORMATS = ("bfloat16", "fp8", "int4")
 def formats_of(device: str) -> tuple[str, ...]:
     """The formats that `device` (cpu or cuda) supports."""
     return tuple(name for name, devices in DEVICES.items() if device in devices)
+
+
+def formats_for(config: ModelConfig, device: str) -> tuple[str, ...]:
+    """The formats that a backend of the device computes this network in. The kernels of DiffusionGemma have no int4."""
+    has_kernels = config.is_plain if device == "cpu" else config.fits_cuda_kernels
+    refused = {"int4"} if config.gemma is not None else set()
+    names = (name for name in formats_of(device) if name not in refused)
+    return tuple(name for name in names if has_kernels or name in ("float32", "bfloat16"))
 
 
 def kv_number_bytes(weights: str) -> int:

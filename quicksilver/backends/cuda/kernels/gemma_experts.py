@@ -53,12 +53,11 @@ def pick_tilings(height: int, is_fp8: bool) -> tuple[ExpertTiling, ExpertTiling]
 
 
 @triton.jit
-def _pairs_of(records, tile, pairs, capacity, HEIGHT: tl.constexpr):
-    """-> the expert of a tile, its pairs, and which of them exist."""
-    expert = tl.load(records + 4 * tile)
+def _pairs_of(records, tile, pairs, HEIGHT: tl.constexpr):
+    """-> the pairs of a tile in the list of its expert, and which of them exist."""
     place = tl.load(records + 4 * tile + 1) + tl.arange(0, HEIGHT)
     is_pair = place < tl.load(records + 4 * tile + 2)
-    return expert, tl.load(pairs + expert.to(tl.int64) * capacity + place, mask=is_pair, other=0), is_pair
+    return tl.load(pairs + place, mask=is_pair, other=0), is_pair
 
 
 @triton.jit
@@ -68,25 +67,31 @@ def _gate_up_kernel(
     FP8: tl.constexpr, GELU: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
+    expert = tl.load(records + 4 * tile)
     if tile < tl.load(num_tiles):
-        expert, pair, is_pair = _pairs_of(records, tile, pairs, capacity, HEIGHT)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n = tl.minimum(column, F - 1)  # columns behind the last one are not stored
+        pair, is_pair = _pairs_of(records, tile, pairs + expert.to(tl.int64) * capacity, HEIGHT)
         k, row = tl.arange(0, BLOCK_K), pair // TOP_K
-        from_gate = w + expert.to(tl.int64) * (2 * F * D) + n[:, None] * D + k[None, :]
+        from_gate = w + expert.to(tl.int64) * (2 * F * D)
         from_up = from_gate + F * D
-        from_x = x + row.to(tl.int64)[:, None] * D + k[None, :]
+        # 32-bit offsets take half the registers of pointers.
+        at_w, at_x = n[:, None] * D + k[None, :], row[:, None] * D + k[None, :]
+        if FP8:  # before the loop, which does not wait for them
+            step = tl.load(x_steps + row, mask=is_pair, other=0.0)[None, :]
+            scales = w_scale + expert * (2 * F) + n
+            gate_scale, up_scale = tl.load(scales)[:, None], tl.load(scales + F)[:, None]
         gate = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
         up = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
         for start in range(0, D, BLOCK_K):
             if EVEN:
-                given = tl.load(from_x + start, mask=is_pair[:, None], other=0.0)
-                w_gate, w_up = tl.load(from_gate + start), tl.load(from_up + start)
+                w_gate, w_up = tl.load(from_gate + start + at_w), tl.load(from_up + start + at_w)
+                given = tl.load(x + start + at_x, mask=is_pair[:, None], other=0.0)
             else:
                 is_in = (start + k < D)[None, :]
-                given = tl.load(from_x + start, mask=is_pair[:, None] & is_in, other=0.0)
-                w_gate = tl.load(from_gate + start, mask=is_in, other=0.0)
-                w_up = tl.load(from_up + start, mask=is_in, other=0.0)
+                w_gate = tl.load(from_gate + start + at_w, mask=is_in, other=0.0)
+                w_up = tl.load(from_up + start + at_w, mask=is_in, other=0.0)
+                given = tl.load(x + start + at_x, mask=is_pair[:, None] & is_in, other=0.0)
             if FP8:  # accumulated in fp32: fp8 MMA accumulators have fewer bits
                 gate += tl.dot(w_gate, tl.trans(given))
                 up += tl.dot(w_up, tl.trans(given))
@@ -94,18 +99,16 @@ def _gate_up_kernel(
                 gate = tl.dot(w_gate, tl.trans(given), gate, input_precision="ieee")
                 up = tl.dot(w_up, tl.trans(given), up, input_precision="ieee")
         if FP8:
-            step = tl.load(x_steps + row, mask=is_pair, other=0.0)[None, :]
-            scales = w_scale + expert * (2 * F) + n
-            gate, up = gate * step * tl.load(scales)[:, None], up * step * tl.load(scales + F)[:, None]
+            gate, up = gate * step * gate_scale, up * step * up_scale
         if GELU:
             y = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
         else:
             y = gate * tl.sigmoid(gate) * up
         is_column = column < F
         if FP8:
-            step = fp8_step(tl.max(tl.where(is_column[:, None], tl.abs(y), 0.0), 0))
-            tl.store(hidden_steps + tl.program_id(0).to(tl.int64) * num_pairs + pair, step, mask=is_pair)
-            y = y / step[None, :]
+            out_step = fp8_step(tl.max(tl.where(is_column[:, None], tl.abs(y), 0.0), 0))
+            tl.store(hidden_steps + tl.program_id(0).to(tl.int64) * num_pairs + pair, out_step, mask=is_pair)
+            y = y / out_step[None, :]
         target = hidden + pair[None, :].to(tl.int64) * F + column[:, None]
         tl.store(target, y.to(hidden.dtype.element_ty), mask=is_pair[None, :] & is_column[:, None])
 
@@ -116,28 +119,37 @@ def _down_kernel(
     HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(1)
+    expert = tl.load(records + 4 * tile)
     if tile < tl.load(num_tiles):
-        expert, pair, is_pair = _pairs_of(records, tile, pairs, capacity, HEIGHT)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n, k = tl.minimum(column, D - 1), tl.arange(0, BLOCK_K)
-        from_w = w + expert.to(tl.int64) * (D * F) + n[:, None] * F + k[None, :]
-        from_hidden = hidden + pair.to(tl.int64)[:, None] * F + k[None, :]
+        pair, is_pair = _pairs_of(records, tile, pairs + expert.to(tl.int64) * capacity, HEIGHT)
+        from_w = w + expert.to(tl.int64) * (D * F)
+        at_w, at_hidden = n[:, None] * F + k[None, :], pair[:, None] * F + k[None, :]
         total = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
+        if FP8:
+            column_scale = tl.load(w_scale + expert * D + n)[:, None]
+            # The scales of a group are loaded one iteration ahead: the compiler pipelines the operands only.
+            from_steps = hidden_steps + pair
+            step = tl.load(from_steps, mask=is_pair, other=0.0)
         for start in range(0, F, BLOCK_K):
+            if FP8:
+                has_next = is_pair & (start + BLOCK_K < F)
+                next_step = tl.load(from_steps + (start // BLOCK_K + 1) * num_pairs, mask=has_next, other=0.0)
             if EVEN:
-                given = tl.load(from_hidden + start, mask=is_pair[:, None], other=0.0)
-                weights = tl.load(from_w + start)
+                weights = tl.load(from_w + start + at_w)
+                given = tl.load(hidden + start + at_hidden, mask=is_pair[:, None], other=0.0)
             else:
                 is_in = (start + k < F)[None, :]
-                given = tl.load(from_hidden + start, mask=is_pair[:, None] & is_in, other=0.0)
-                weights = tl.load(from_w + start, mask=is_in, other=0.0)
+                weights = tl.load(from_w + start + at_w, mask=is_in, other=0.0)
+                given = tl.load(hidden + start + at_hidden, mask=is_pair[:, None] & is_in, other=0.0)
             if FP8:
-                at = hidden_steps + start // BLOCK_K * num_pairs + pair
-                total += tl.dot(weights, tl.trans(given)) * tl.load(at, mask=is_pair, other=0.0)[None, :]
+                total += tl.dot(weights, tl.trans(given)) * step[None, :]
+                step = next_step
             else:
                 total = tl.dot(weights, tl.trans(given), total, input_precision="ieee")
         if FP8:
-            total = total * tl.load(w_scale + expert * D + n)[:, None]
+            total = total * column_scale
         target = parts + pair[None, :].to(tl.int64) * D + column[:, None]
         tl.store(target, total.to(parts.dtype.element_ty), mask=is_pair[None, :] & (column < D)[:, None])
 

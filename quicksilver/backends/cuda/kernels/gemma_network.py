@@ -25,7 +25,7 @@ from quicksilver.backends.cuda.kernels.gemma_rows import (
 )
 from quicksilver.backends.cuda.kernels.gemma_weights import GemmaLayerWeights, GemmaWeights
 from quicksilver.backends.cuda.kernels.linears import Weight
-from quicksilver.backends.cuda.kernels.row_kernels import norm_rows, quantise_rows
+from quicksilver.backends.cuda.kernels.row_kernels import norm_rows
 from quicksilver.backends.cuda.kernels.window_attention import WindowShape, WindowWorkspace, attend_window
 from quicksilver.backends.cuda.kernels.workspace import RowInputs
 from quicksilver.model.attention import PagedCache
@@ -99,8 +99,8 @@ class GemmaNetwork:
         write_heads(
             source, qkv, caches, angles, where.slots, layer.head_gains, self.config.norm_eps, shape.num_kv_heads
         )
-        attended = attend_window(qkv, caches, rows.tables, where.slots, shape, workspace)
-        return matmul(Rows(*quantise_rows(attended)) if self.is_fp8 else Rows(attended), layer.o, dtype)
+        attended = attend_window(qkv, caches, rows.tables, where.slots, shape, workspace, is_fp8=self.is_fp8)
+        return matmul(attended, layer.o, dtype)
 
     def _feed_forward(
         self, layer: GemmaLayerWeights, x: Tensor, attended: Tensor, tiles: ExpertTiles, end: tuple[Tensor, Tensor],

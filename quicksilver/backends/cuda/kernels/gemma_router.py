@@ -16,20 +16,45 @@ from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, add_pair
 
 # 16-bit parts of an fp32 number: 3 x 8 bits of mantissa.
 _PARTS = 3
+# Rows and columns of a program of the matmul: few, so that a canvas occupies the GPU.
+_ROWS, _DEPTH = 32, 256
+
+
+@triton.jit
+def _scores_kernel(
+    x, router, scores, num_rows, D,
+    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """scores (splits, rows, experts) fp32: the products of DEPTH columns."""
+    r, e = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, EXPERTS)
+    split, k = tl.program_id(1), tl.arange(0, BLOCK_K)
+    is_row, is_expert = (r < num_rows)[:, None], (e < NUM_EXPERTS)[:, None]
+    acc = tl.zeros((ROWS, EXPERTS), tl.float32)
+    for start in range(split * DEPTH, split * DEPTH + DEPTH, BLOCK_K):
+        is_in = (start + k < D)[None, :]
+        rows = tl.load(x + r.to(tl.int64)[:, None] * D + start + k[None, :], mask=is_row & is_in, other=0.0)
+        for part in tl.static_range(PARTS):
+            at = router + (part * NUM_EXPERTS + e)[:, None] * D + start + k[None, :]
+            columns = tl.load(at, mask=is_expert & is_in, other=0.0)
+            acc = tl.dot(rows, tl.trans(columns), acc, input_precision="ieee")
+    at = scores + (split.to(tl.int64) * num_rows + r)[:, None] * NUM_EXPERTS + e[None, :]
+    tl.store(at, acc, mask=is_row & (e < NUM_EXPERTS)[None, :])
 
 
 @triton.jit
 def _choose_kernel(
-    scores, inverse_rms, expert_scale, weights, counts, pairs, arrived, records, num_tiles, row_stride, capacity,
-    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
+    scores, inverse_rms, expert_scale, weights, counts, pairs, arrived, records, num_tiles, num_rows, capacity,
+    NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
     HEIGHT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, EXPERTS), tl.arange(0, PLACES)
     is_expert = expert < NUM_EXPERTS
     total = tl.zeros((EXPERTS,), tl.float32)
-    for part in tl.static_range(PARTS):
-        total += tl.load(scores + row * row_stride + part * NUM_EXPERTS + expert, mask=is_expert, other=0.0)
+    for split in tl.static_range(SPLITS):
+        at = (split * num_rows + row) * NUM_EXPERTS + expert
+        total += tl.load(scores + at, mask=is_expert, other=0.0)
     total = total * tl.load(inverse_rms + row)
     # NaN must not choose an expert that does not exist.
     total = tl.where(is_expert & (total == total), total, -1e30)
@@ -67,16 +92,17 @@ def choose_experts(
     """x (rows, dim), the residual stream -> the weights (rows, top_k) of the best experts of each row, best first:
     softmax over the chosen ones times `expert_scale` (fp32). Equal scores go to the lower index. `tiles` receive the
     chosen pairs."""
-    num_experts = len(expert_scale)
-    if x.is_cuda and x.dtype is not torch.float32:
-        scores = torch.mm(x, router.t(), out_dtype=torch.float32)
-    else:
-        scores = torch.mm(x.float(), router.float().t())
-    weights = torch.empty(len(x), top_k, device=x.device)
-    _choose_kernel[(len(x),)](
+    (num_rows, dim), num_experts = x.shape, len(expert_scale)
+    padded, splits = max(triton.next_power_of_2(num_experts), 16), triton.cdiv(dim, _DEPTH)
+    scores = torch.empty(splits, num_rows, num_experts, device=x.device)
+    _scores_kernel[(triton.cdiv(num_rows, _ROWS), splits)](
+        x, router, scores, num_rows, dim, NUM_EXPERTS=num_experts, EXPERTS=padded, PARTS=len(router) // num_experts,
+        ROWS=_ROWS, DEPTH=_DEPTH, BLOCK_K=64, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    weights = torch.empty(num_rows, top_k, device=x.device)
+    _choose_kernel[(num_rows,)](
         scores, inverse_rms, expert_scale, weights, tiles.counts, tiles.pairs, tiles.arrived, tiles.records,
-        tiles.num_tiles, scores.stride(0), tiles.pairs.shape[1], NUM_EXPERTS=num_experts,
-        EXPERTS=triton.next_power_of_2(num_experts), PARTS=len(router) // num_experts, TOP_K=top_k,
-        PLACES=triton.next_power_of_2(top_k), HEIGHT=tiles.height, num_warps=1,
+        tiles.num_tiles, num_rows, tiles.pairs.shape[1], NUM_EXPERTS=num_experts, EXPERTS=padded, SPLITS=splits,
+        TOP_K=top_k, PLACES=triton.next_power_of_2(top_k), HEIGHT=tiles.height, num_warps=1,
     )  # fmt: skip
     return weights

@@ -15,13 +15,15 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.attention import RowTables, accumulate_keys
+from quicksilver.backends.cuda.kernels.fp8 import fp8_step
+from quicksilver.backends.cuda.kernels.gemma_rows import Rows
+from quicksilver.backends.cuda.kernels.row_kernels import quantise_rows
 
 # Rows of a tile in `RowTables.tiles`. A program processes a part of a tile where more query heads share a KV head.
-TILE_ROWS = 32
-# Stacked queries of a program.
-_BLOCK_M = 64
+TILE_ROWS = 64
 _LOG2_E = 1.4426950408889634
-_WIDE_HEAD = 256  # heads above it have key blocks of half the size, and twice the warps
+# Heads above it have half as many stacked queries in a program, and key blocks of half the size.
+_WIDE_HEAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +40,14 @@ class WindowShape:
         return self.num_heads // self.num_kv_heads
 
     @property
+    def block_m(self) -> int:
+        """Stacked queries of a program."""
+        return 64 if self.head_dim > _WIDE_HEAD else 128
+
+    @property
     def part_rows(self) -> int:
         """Rows of a program."""
-        return min(_BLOCK_M // self.group, TILE_ROWS)
+        return min(self.block_m // self.group, TILE_ROWS)
 
     @property
     def num_all(self) -> int:
@@ -117,18 +124,34 @@ def _attend_kernel(
 
 
 @triton.jit
-def _merge_kernel(out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr):
-    """One program per row and head: the splits' softmax sums become one output. Vectors of unused rows are zero."""
-    vector = tl.program_id(0).to(tl.int64)
-    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
-    at = split * num_vectors + vector
-    top, total = tl.load(part_top + at), tl.load(part_total + at)
-    peak = tl.max(top, 0)
-    weight = tl.where(total > 0, tl.exp2(top - tl.where(peak == float("-inf"), 0.0, peak)), 0.0)
-    acc = tl.load(part_acc + at[:, None] * D + d[None, :])
-    whole = tl.sum(total * weight, 0)
-    y = tl.sum(acc * weight[:, None], 0) / tl.where(whole > 0, whole, 1.0)
-    tl.store(out + vector * D + d, y.to(out.dtype.element_ty))
+def _merge_kernel(
+    out, steps, part_acc, part_top, part_total, num_rows,
+    HEADS: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """One program per row: the splits' softmax sums become one output. Unused rows are zero."""
+    row, head, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, D)
+    is_head = head < HEADS
+    peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = (split * num_rows + row) * HEADS + head
+        peak = tl.maximum(peak, tl.load(part_top + at, mask=is_head, other=0.0))
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    whole = tl.zeros((BLOCK_H,), tl.float32)
+    y = tl.zeros((BLOCK_H, D), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = (split * num_rows + row) * HEADS + head
+        total = tl.load(part_total + at, mask=is_head, other=0.0)
+        weight = tl.where(total > 0, tl.exp2(tl.load(part_top + at, mask=is_head, other=0.0) - peak), 0.0)
+        whole += total * weight
+        acc = tl.load(part_acc + at[:, None] * D + d[None, :], mask=is_head[:, None], other=0.0)
+        y += acc * weight[:, None]
+    y = y / tl.where(whole > 0, whole, 1.0)[:, None]
+    if FP8:
+        step = fp8_step(tl.max(tl.max(tl.abs(y), 1), 0))
+        tl.store(steps + row, step)
+        y = y / step
+    to = out + (row * HEADS + head)[:, None] * D + d[None, :]
+    tl.store(to, y.to(out.dtype.element_ty), mask=is_head[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +178,13 @@ class WindowWorkspace:
 
 def attend_window(
     qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowTables, slots: Tensor, shape: WindowShape,
-    workspace: WindowWorkspace,
-) -> Tensor:  # fmt: skip
-    """qkv (rows, heads + 2 kv_heads, head_dim), rotated and with its KV written -> (rows, heads * head_dim), a view of
-    `workspace.out`. `caches` are one layer's (slots, 1, width); `slots` are those that rows write, or -1."""
+    workspace: WindowWorkspace, *, is_fp8: bool = False,
+) -> Rows:  # fmt: skip
+    """qkv (rows, heads + 2 kv_heads, head_dim), rotated and with its KV written -> (rows, heads * head_dim); without
+    fp8 a view of `workspace.out`. `caches` are one layer's (slots, 1, width); `slots` are those that rows write, or
+    -1."""
     num_rows, heads, kv_heads, d = len(qkv), shape.num_heads, shape.num_kv_heads, shape.head_dim
-    is_wide, splits = d > _WIDE_HEAD, workspace.splits
+    splits = workspace.splits
     parts = triton.cdiv(TILE_ROWS, shape.part_rows)
     out = workspace.out[: num_rows * heads * d]
     _attend_kernel[(splits, kv_heads, len(rows.tiles) * parts)](
@@ -168,12 +192,15 @@ def attend_window(
         rows.prefix_end, slots, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         _LOG2_E, qkv.stride(0), caches[0].stride(0), rows.pages.stride(0), num_rows, shape.window,
         HEADS=heads, KV_HEADS=kv_heads, D=d, PAGE=rows.page_size, PARTS=parts, PART_ROWS=shape.part_rows,
-        BLOCK_M=_BLOCK_M, BLOCK_N=32 if is_wide else 64, SPLITS=splits, WINDOWED=shape.window > 0,
-        num_warps=8 if is_wide else 4, num_stages=2,
+        BLOCK_M=shape.block_m, BLOCK_N=32 if d > _WIDE_HEAD else 64, SPLITS=splits, WINDOWED=shape.window > 0,
+        num_warps=8, num_stages=2,
     )  # fmt: skip
-    if splits > 1:
-        num_vectors = num_rows * heads
-        _merge_kernel[(num_vectors,)](
-            out, workspace.acc, workspace.top, workspace.total, num_vectors, D=d, SPLITS=splits, num_warps=1
-        )
-    return out.view(num_rows, heads * d)
+    if splits == 1:
+        found = out.view(num_rows, heads * d)
+        return Rows(*quantise_rows(found)) if is_fp8 else Rows(found)
+    merged = Rows.empty(num_rows, heads * d, out, True) if is_fp8 else Rows(out.view(num_rows, heads * d))
+    _merge_kernel[(num_rows,)](
+        merged.values, merged.steps_or_values, workspace.acc, workspace.top, workspace.total, num_rows,
+        HEADS=heads, BLOCK_H=triton.next_power_of_2(heads), D=d, SPLITS=splits, FP8=is_fp8, num_warps=8,
+    )  # fmt: skip
+    return merged
