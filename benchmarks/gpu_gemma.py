@@ -22,6 +22,7 @@ import torch
 from benchmarks.canvas_parts import time_kernels, time_parts
 from benchmarks.gpu_dialects import CASES, answer_all, config_of, random_network
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
+from quicksilver.backends.cuda.capture import time_replay
 from quicksilver.backends.cuda.kernels.gemma_experts import ExpertTiling, expert_parts, pick_tilings
 from quicksilver.backends.cuda.kernels.gemma_router import choose_experts
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
@@ -59,6 +60,18 @@ def measure(engine: Engine, streams: int) -> dict[str, Any]:
         "streams": streams, "tokens": num_tokens, "forwards": num_forwards, "tokens_per_s": num_tokens / elapsed,
         "ms_per_forward": 1e3 * elapsed / num_forwards, **time_parts(executor, 256 * streams),
     }  # fmt: skip
+
+
+def compare_launches(executor: CanvasExecutor, num_rows: int) -> None:
+    """Times of a body with and without programmatic dependent launches, and whether their results are equal."""
+    found = []
+    for uses_pdl in (False, True):
+        executor.network.uses_pdl = uses_pdl
+        executor._replays.pop(num_rows, None)
+        ms = time_replay(executor._graph(num_rows), repeats=20)
+        found.append(executor._hidden[:num_rows].clone())
+        print(f"{num_rows} rows, dependent launches {uses_pdl}: {ms:.3f} ms", flush=True)
+    print("equal results:", torch.equal(*found), flush=True)
 
 
 def tilings(num_rows: int, is_fp8: bool) -> Iterator[tuple[int, ExpertTiling, ExpertTiling]]:
@@ -123,6 +136,7 @@ def main() -> None:
         print(json.dumps(found[-1]), flush=True)
         for kernel, (ms, count) in list(time_kernels(executor, 256 * streams).items())[:28]:
             print(f"{ms:9.4f} ms {count:5d} x  {kernel}", flush=True)
+    compare_launches(executor, 256)
     for streams in counts if options.tilings else ():
         sweep(executor, 256 * streams, until=start + options.seconds)
     if options.out is not None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles
 from quicksilver.backends.cuda.kernels.fp8 import fp8_step
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
+from quicksilver.backends.cuda.kernels.launch import pdl_launch, pdl_options, pdl_wait
 from quicksilver.backends.cuda.kernels.linears import Weight
 
 # Columns of the activated product that one program computes.
@@ -65,7 +66,9 @@ def _gate_up_kernel(
     x, x_steps, w, w_scale, hidden, hidden_steps, records, num_tiles, pairs, capacity, D, F, num_pairs,
     TOP_K: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     FP8: tl.constexpr, GELU: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(PDL)
     tile = tl.program_id(1)
     expert = tl.load(records + 4 * tile)
     if tile < tl.load(num_tiles):
@@ -98,6 +101,7 @@ def _gate_up_kernel(
             else:
                 gate = tl.dot(w_gate, tl.trans(given), gate, input_precision="ieee")
                 up = tl.dot(w_up, tl.trans(given), up, input_precision="ieee")
+        pdl_launch(PDL)
         if FP8:
             gate, up = gate * step * gate_scale, up * step * up_scale
         if GELU:
@@ -117,7 +121,9 @@ def _gate_up_kernel(
 def _down_kernel(
     hidden, hidden_steps, w, w_scale, parts, records, num_tiles, pairs, capacity, D, F, num_pairs,
     HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(PDL)
     tile = tl.program_id(1)
     expert = tl.load(records + 4 * tile)
     if tile < tl.load(num_tiles):
@@ -148,6 +154,7 @@ def _down_kernel(
                 step = next_step
             else:
                 total = tl.dot(weights, tl.trans(given), total, input_precision="ieee")
+        pdl_launch(PDL)
         if FP8:
             total = total * column_scale
         target = parts + pair[None, :].to(tl.int64) * D + column[:, None]
@@ -171,11 +178,11 @@ def expert_parts(
         x.values, x.steps_or_values, gate_up.w, steps if gate_up.scale is None else gate_up.scale, hidden, steps,
         *tables, TOP_K=top_k, HEIGHT=tiles.height, BLOCK_N=first.block_n, BLOCK_K=first.block_k,
         EVEN=dim % first.block_k == 0, FP8=is_fp8, GELU=activation == "gelu_tanh",
-        num_warps=first.num_warps, num_stages=first.num_stages,
+        num_warps=first.num_warps, num_stages=first.num_stages, **pdl_options(),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(dim, second.block_n), tiles.max_tiles)](
         hidden, steps, down.w, steps if down.scale is None else down.scale, parts, *tables,
         HEIGHT=tiles.height, BLOCK_N=second.block_n, BLOCK_K=second.block_k, EVEN=ffn % second.block_k == 0,
-        FP8=is_fp8, num_warps=second.num_warps, num_stages=second.num_stages,
+        FP8=is_fp8, num_warps=second.num_warps, num_stages=second.num_stages, **pdl_options(),
     )  # fmt: skip
     return parts

@@ -24,6 +24,7 @@ from quicksilver.backends.cuda.kernels.gemma_rows import (
     write_heads,
 )
 from quicksilver.backends.cuda.kernels.gemma_weights import GemmaLayerWeights, GemmaWeights
+from quicksilver.backends.cuda.kernels.launch import pdl_launches
 from quicksilver.backends.cuda.kernels.linears import Weight
 from quicksilver.backends.cuda.kernels.row_kernels import norm_rows
 from quicksilver.backends.cuda.kernels.window_attention import WindowShape, WindowWorkspace, attend_window
@@ -31,6 +32,9 @@ from quicksilver.backends.cuda.kernels.workspace import RowInputs
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.gemma import GemmaRope
+
+# Whether kernels start before the one before them ends (`launch.py`).
+USE_PDL = False
 
 
 class GemmaNetwork:
@@ -46,12 +50,17 @@ class GemmaNetwork:
         full = WindowShape(config.num_heads, gemma.full_kv_heads, gemma.full_head_dim)
         self.shapes = (near, full)
         self.inv_freq = (rope.inv_freq, rope.full.inv_freq)
+        self.uses_pdl = USE_PDL
         self.is_fp8 = weights.head.scale is not None
         self._side = torch.cuda.Stream() if cache.k.is_cuda else None
 
     def run(self, rows: RowInputs, soft: Tensor | None) -> Tensor:
         """-> (rows, dim), the hidden states after the final norm. `soft` (rows, dim): the soft embeddings of canvas
         rows; None if there are none."""
+        with pdl_launches(self.uses_pdl):
+            return self._run(rows, soft)
+
+    def _run(self, rows: RowInputs, soft: Tensor | None) -> Tensor:
         weights, eps = self.weights, self.config.norm_eps
         num_rows, dim = len(rows.token_ids), self.config.dim
         x = torch.empty(num_rows, dim, dtype=weights.tokens.dtype, device=weights.tokens.device)
@@ -117,7 +126,8 @@ class GemmaNetwork:
         experts = (layer.expert_gate_up, layer.expert_down)
         parts = expert_parts(sparse, top_k, *experts, tiles, self.moe.activation, x.dtype)
         self._join()
-        end_layer(x, first, (parts, weights), layer.end_gains, layer.scalars, *end, eps, out)
+        with pdl_launches(False):  # it waits for two kernels
+            end_layer(x, first, (parts, weights), layer.end_gains, layer.scalars, *end, eps, out)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, add_pairs, cut_lists, is_last_program
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 
 # 16-bit parts of an fp32 number: 3 x 8 bits of mantissa.
 _PARTS = 3
@@ -25,8 +26,10 @@ def _scores_kernel(
     x, router, scores, num_rows, D,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """scores (splits, rows, experts) fp32: the products of DEPTH columns."""
+    pdl_wait_and_launch(PDL)
     r, e = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, EXPERTS)
     split, k = tl.program_id(1), tl.arange(0, BLOCK_K)
     is_row, is_expert = (r < num_rows)[:, None], (e < NUM_EXPERTS)[:, None]
@@ -47,7 +50,9 @@ def _choose_kernel(
     scores, inverse_rms, expert_scale, weights, counts, pairs, arrived, records, num_tiles, num_rows, capacity,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
     HEIGHT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     expert, place = tl.arange(0, EXPERTS), tl.arange(0, PLACES)
     is_expert = expert < NUM_EXPERTS
@@ -97,12 +102,12 @@ def choose_experts(
     scores = torch.empty(splits, num_rows, num_experts, device=x.device)
     _scores_kernel[(triton.cdiv(num_rows, _ROWS), splits)](
         x, router, scores, num_rows, dim, NUM_EXPERTS=num_experts, EXPERTS=padded, PARTS=len(router) // num_experts,
-        ROWS=_ROWS, DEPTH=_DEPTH, BLOCK_K=64, num_warps=4, num_stages=3,
+        ROWS=_ROWS, DEPTH=_DEPTH, BLOCK_K=64, num_warps=4, num_stages=3, **pdl_options(),
     )  # fmt: skip
     weights = torch.empty(num_rows, top_k, device=x.device)
     _choose_kernel[(num_rows,)](
         scores, inverse_rms, expert_scale, weights, tiles.counts, tiles.pairs, tiles.arrived, tiles.records,
         tiles.num_tiles, num_rows, tiles.pairs.shape[1], NUM_EXPERTS=num_experts, EXPERTS=padded, SPLITS=splits,
-        TOP_K=top_k, PLACES=triton.next_power_of_2(top_k), HEIGHT=tiles.height, num_warps=1,
+        TOP_K=top_k, PLACES=triton.next_power_of_2(top_k), HEIGHT=tiles.height, num_warps=1, **pdl_options(),
     )  # fmt: skip
     return weights

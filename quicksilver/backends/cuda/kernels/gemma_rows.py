@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.fp8 import fp8_step
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 
 _NUM_WARPS = 8
 
@@ -62,7 +63,9 @@ def _normed(source, row, d, gain, eps, dim, dtype: tl.constexpr):
 def _begin_kernel(
     tokens, token_ids, scale, conditioning, gate, gain, x, out, steps, eps, dim,
     BLOCK: tl.constexpr, HAS_CANVAS: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     dtype: tl.constexpr = x.dtype.element_ty
     token = tl.load(token_ids + row).to(tl.int64)
@@ -82,7 +85,9 @@ def _begin_kernel(
 def _after_attention_kernel(
     x, added, added_gain, dense_gain, sparse_gain, dense, dense_steps, sparse, sparse_steps, inverse_rms, eps, dim,
     BLOCK: tl.constexpr, FP8: tl.constexpr, SPARSE_FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     dtype: tl.constexpr = x.dtype.element_ty
     wide = tl.load(x + row * dim + d, mask=d < dim, other=0.0).to(tl.float32)
@@ -101,7 +106,9 @@ def _after_attention_kernel(
 def _end_layer_kernel(
     x, dense, parts, weights, dense_gain, sparse_gain, sum_gain, scalars, gate, next_gain, out, steps, eps, dim,
     BLOCK: tl.constexpr, TOP_K: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     dtype: tl.constexpr = x.dtype.element_ty
     is_dim = d < dim
@@ -127,7 +134,8 @@ def _end_layer_kernel(
 
 
 @triton.jit
-def _gelu_kernel(gate_up, out, steps, ffn, BLOCK: tl.constexpr, FP8: tl.constexpr):
+def _gelu_kernel(gate_up, out, steps, ffn, BLOCK: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr):
+    pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     dtype: tl.constexpr = gate_up.dtype.element_ty
     gate = tl.load(gate_up + row * 2 * ffn + d, mask=d < ffn, other=0.0).to(tl.float32)
@@ -141,7 +149,9 @@ def _gelu_kernel(gate_up, out, steps, ffn, BLOCK: tl.constexpr, FP8: tl.constexp
 def _heads_kernel(
     source, out, k_cache, v_cache, angles, slots, q_gain, k_gain, eps, num_rows, slot_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SOURCE_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     head = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     dtype: tl.constexpr = out.dtype.element_ty
@@ -186,6 +196,7 @@ def begin_rows(
         tokens, token_ids, scale, added, gate, gain, x, out.values, out.steps_or_values, eps, dim,
         BLOCK=triton.next_power_of_2(dim), HAS_CANVAS=conditioning is not None, FP8=out.steps is not None,
         num_warps=_NUM_WARPS,
+        **pdl_options(),
     )  # fmt: skip
 
 
@@ -199,6 +210,7 @@ def after_attention(
         x, added, *gains, dense.values, dense.steps_or_values, sparse.values, sparse.steps_or_values, inverse_rms,
         eps, dim, BLOCK=triton.next_power_of_2(dim), FP8=dense.steps is not None, SPARSE_FP8=sparse.steps is not None,
         num_warps=_NUM_WARPS,
+        **pdl_options(),
     )  # fmt: skip
 
 
@@ -213,6 +225,7 @@ def end_layer(
     _end_layer_kernel[(num_rows,)](
         x, dense, *sparse, *gains, scalars, gate, next_gain, out.values, out.steps_or_values, eps, dim,
         BLOCK=triton.next_power_of_2(dim), TOP_K=sparse[1].shape[1], FP8=out.steps is not None, num_warps=_NUM_WARPS,
+        **pdl_options(),
     )  # fmt: skip
 
 
@@ -221,6 +234,7 @@ def gelu_rows(gate_up: Tensor, out: Rows) -> Rows:
     _gelu_kernel[(num_rows,)](
         gate_up, out.values, out.steps_or_values, ffn,
         BLOCK=triton.next_power_of_2(ffn), FP8=out.steps is not None, num_warps=_NUM_WARPS,
+        **pdl_options(),
     )  # fmt: skip
     return out
 
@@ -237,5 +251,5 @@ def write_heads(
     _heads_kernel[(triton.cdiv(num_rows, block_r), num_all)](
         source, out, *caches, angles, slots, *gains, eps, num_rows, caches[0].stride(0),
         HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads, SOURCE_HEADS=source.shape[1] // head_dim, D=head_dim,
-        BLOCK_R=block_r, num_warps=4,
+        BLOCK_R=block_r, num_warps=4, **pdl_options(),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 from quicksilver.backends.cuda.kernels.attention import RowTables, accumulate_keys
 from quicksilver.backends.cuda.kernels.fp8 import fp8_step
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 from quicksilver.backends.cuda.kernels.row_kernels import quantise_rows
 
 # Rows of a tile in `RowTables.tiles`. A program processes a part of a tile where more query heads share a KV head.
@@ -68,7 +69,9 @@ def _attend_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
     PART_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait_and_launch(PDL)
     split, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2) // PARTS
     segment, tile_end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 2)
     first = tl.load(tiles + 3 * tile + 1) + tl.program_id(2) % PARTS * PART_ROWS
@@ -127,8 +130,10 @@ def _attend_kernel(
 def _merge_kernel(
     out, steps, part_acc, part_top, part_total, num_rows,
     HEADS: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per row: the splits' softmax sums become one output. Unused rows are zero."""
+    pdl_wait_and_launch(PDL)
     row, head, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_H), tl.arange(0, D)
     is_head = head < HEADS
     peak = tl.full((BLOCK_H,), float("-inf"), tl.float32)
@@ -194,6 +199,7 @@ def attend_window(
         HEADS=heads, KV_HEADS=kv_heads, D=d, PAGE=rows.page_size, PARTS=parts, PART_ROWS=shape.part_rows,
         BLOCK_M=shape.block_m, BLOCK_N=32 if d > _WIDE_HEAD else 64, SPLITS=splits, WINDOWED=shape.window > 0,
         num_warps=8, num_stages=2,
+        **pdl_options(),
     )  # fmt: skip
     if splits == 1:
         found = out.view(num_rows, heads * d)
@@ -202,5 +208,6 @@ def attend_window(
     _merge_kernel[(num_rows,)](
         merged.values, merged.steps_or_values, workspace.acc, workspace.top, workspace.total, num_rows,
         HEADS=heads, BLOCK_H=triton.next_power_of_2(heads), D=d, SPLITS=splits, FP8=is_fp8, num_warps=8,
+        **pdl_options(),
     )  # fmt: skip
     return merged
