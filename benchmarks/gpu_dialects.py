@@ -164,8 +164,8 @@ class ExpertCount:
 
         run_sparse, replay = network.run_sparse, GraphExecutor.replay
 
-        def counted(x: Tensor, norm: Any, weights: Any, used: Any, workspace: Any) -> None:
-            run_sparse(x, norm, weights, used, workspace)
+        def counted(x: Tensor, norm: Any, weights: Any, used: Any, workspace: Any, squares: Any = None) -> None:
+            run_sparse(x, norm, weights, used, workspace, squares)
             self.add(workspace.router.chosen[:, : weights.router.moe.top_k])
 
         network.run_sparse = counted

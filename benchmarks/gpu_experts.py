@@ -30,6 +30,7 @@ from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.kernels import experts as expert_module
 from quicksilver.backends.cuda.kernels.expert_kernels import down_kernel, gate_up_kernel
 from quicksilver.backends.cuda.kernels.experts import (
+    LOW_TILE,
     ExpertTiling,
     ExpertTilings,
     ExpertWeights,
@@ -38,7 +39,6 @@ from quicksilver.backends.cuda.kernels.experts import (
     quantise_experts,
     tile_height,
 )
-from quicksilver.backends.cuda.kernels.launch import pdl_launches
 from quicksilver.backends.cuda.kernels.linears import Norm, NormInput
 from quicksilver.backends.cuda.kernels.router import Router, allocate_router, route_rows
 from quicksilver.backends.cuda.kernels.row_kernels import INPUT_SCALE
@@ -55,17 +55,16 @@ SHAPES: dict[str, tuple[int, MoeConfig]] = {
     "diffusion-gemma": (2816, MoeConfig(128, 8, 704, activation="gelu_tanh")),
 }
 ROWS = (4, 32, 128, 256)
-PDL_CASE = ("llada2-mini", 32)  # compiled twice: with and without programmatic dependent launch
 CALLS = 6  # of a graph, each with rows of its own
 _GATE_UP = {
-    "bf16": ["32,64,4,4", "32,64,4,6", "32,128,4,3", "32,128,4,4", "64,64,4,4", "64,128,4,3", "64,64,8,4", "32,64,4,8"],
-    "fp8": ["32,128,4,4", "32,128,4,6", "32,256,4,3", "64,128,4,4", "64,128,8,4", "64,256,4,3", "64,128,4,6"],
+    "bf16": ["32,64,4,4", "32,64,4,6", "32,128,4,3", "64,64,4,4", "64,128,4,3"],
+    "fp8": ["32,128,4,4", "32,128,4,6", "32,256,4,3", "64,128,4,4", "64,128,8,4"],
 }
 _DOWN = {
-    "bf16": ["64,64,4,4", "64,64,4,6", "64,128,4,3", "64,128,4,4", "128,64,4,4", "128,64,8,4", "128,128,4,3"],
-    "fp8": ["64,128,4,4", "64,256,4,2", "64,256,4,3", "128,128,4,4", "128,128,8,4", "128,256,8,2", "64,128,4,6"],
+    "bf16": ["64,64,4,4", "64,64,4,6", "64,128,4,4", "128,64,4,4", "128,128,4,3"],
+    "fp8": ["64,128,4,4", "64,256,4,2", "64,128,4,6", "128,128,4,4", "128,128,8,4"],
 }
-# Heights that are tried with more rows than a low tile has.
+# Heights of tiles that are tried.
 _HEIGHTS = (16, 32, 64)
 
 
@@ -122,6 +121,9 @@ class Runs:
         self.layer, self.num_rows, device = layer, num_rows, layer.norm.gain.device
         dtype = torch.float16 if layer.is_fp8 else torch.bfloat16
         self.rows = [torch.randn(num_rows, layer.dim, device=device).bfloat16() for _ in range(CALLS)]
+        tiles = max(layer.dim // 128, 1)
+        squares = torch.full((tiles, num_rows), layer.dim / tiles, device=device)
+        self.after = (layer.norm, NormInput(torch.zeros(num_rows, layer.dim, dtype=dtype, device=device), squares))
         self.spaces = []
         for x in self.rows:
             router = allocate_router(num_rows, layer.dim, layer.moe, height, dtype, device)
@@ -130,15 +132,13 @@ class Runs:
             parts = torch.zeros(pairs, layer.dim, device=device)
             self.spaces.append(SparseWorkspace(router, hidden, parts))
             self.route(x, self.spaces[-1])
-        tiles = max(layer.dim // 128, 1)
-        squares = torch.zeros(tiles, num_rows, device=device)
-        self.after = (layer.norm, NormInput(torch.zeros(num_rows, layer.dim, dtype=dtype, device=device), squares))
         counts = [len(space.router.chosen.unique()) for space in self.spaces]
         self.touched = sum(counts) / len(counts)
 
     def route(self, x: Tensor, space: SparseWorkspace) -> None:
         scale = INPUT_SCALE if self.layer.is_fp8 else 1.0
-        route_rows(x, self.layer.norm, self.layer.router, space.router, input_scale=scale)
+        squares = self.after[1].squares
+        route_rows(x, self.layer.norm, self.layer.router, space.router, squares=squares, input_scale=scale)
 
     def experts(self, space: SparseWorkspace, tilings: ExpertTilings) -> None:
         layer = self.layer
@@ -171,9 +171,8 @@ class Skipped:
         return lambda *args, **kwargs: None
 
 
-def microseconds(work: Callable[[], None], device: str, pdl: bool) -> float:
-    with pdl_launches(pdl):
-        replay = capture(work, torch.device(device), None)
+def microseconds(work: Callable[[], None], device: str) -> float:
+    replay = capture(work, torch.device(device), None)
     replay()
     return min(1e3 * time_replay(replay, 8) for _ in range(3)) / CALLS
 
@@ -184,14 +183,14 @@ def only(runs: Runs, kernel: str, tilings: ExpertTilings, device: str) -> float:
     kept = getattr(expert_module, other)
     setattr(expert_module, other, Skipped())
     try:
-        return microseconds(lambda: runs.only_experts(tilings), device, False)
+        return microseconds(lambda: runs.only_experts(tilings), device)
     finally:
         setattr(expert_module, other, kept)
 
 
 def measure_tilings(runs: Runs, device: str, bandwidth: float) -> Iterator[dict[str, Any]]:
     """Each kernel alone with each of its tilings."""
-    layer, usual = runs.layer, pick_tilings(16, runs.layer.is_fp8)
+    layer, usual = runs.layer, pick_tilings(LOW_TILE, runs.layer.is_fp8)
     for kernel, texts, num_bytes in zip(("gate_up", "down"), (_GATE_UP, _DOWN), layer.expert_bytes, strict=True):
         for text in texts[layer.weights]:
             tilings = replace(usual, **{kernel: tiling_of(text)})
@@ -210,21 +209,22 @@ def measure(layer: Layer, num_rows: int, device: str, bandwidth: float) -> Itera
     runs = Runs(layer, num_rows, height)
     base |= {"touched": runs.touched, "height": height}
     floor = 1e6 * sum(layer.expert_bytes) * runs.touched / bandwidth
-    yield base | {"kernel": "router", "us": microseconds(runs.only_router, device, False)}
-    if height == 16:
-        found = list(measure_tilings(runs, device, bandwidth))
-        yield from (base | row for row in found)
-        fine = [row for row in found if "us" in row]
-        best = {k: min((r for r in fine if r["kernel"] == k), key=lambda r: r["us"]) for k in ("gate_up", "down")}
-        tilings = ExpertTilings(*(tiling_of(best[k]["tiling"]) for k in ("gate_up", "down")))
-        for pdl in (False, True) if (layer.name, num_rows) == PDL_CASE else (False,):
-            time_us = microseconds(lambda: runs.whole(tilings), device, pdl)
-            row = {"kernel": "layer", "pdl": pdl, "us": time_us, "roofline_pct": 100 * floor / time_us}
-            yield base | row | {"tiling": [best[k]["tiling"] for k in ("gate_up", "down")]}
-    for other in _HEIGHTS if num_rows > 64 else ():
-        work = partial(Runs(layer, num_rows, other).whole, pick_tilings(other, layer.is_fp8))
-        time_us = microseconds(work, device, False)
-        yield base | {"kernel": "layer", "height": other, "us": time_us, "roofline_pct": 100 * floor / time_us}
+    yield base | {"kernel": "router", "us": microseconds(runs.only_router, device)}
+    usual = pick_tilings(height, layer.is_fp8)
+    best = {"gate_up": (1e9, usual.gate_up), "down": (1e9, usual.down)}
+    if height == LOW_TILE:
+        for row in measure_tilings(runs, device, bandwidth):
+            yield base | row
+            if "us" in row:
+                candidate = (row["us"], tiling_of(row["tiling"]))
+                best[row["kernel"]] = min(best[row["kernel"]], candidate, key=lambda pair: pair[0])
+    tilings = ExpertTilings(best["gate_up"][1], best["down"][1])
+    for other in _HEIGHTS if num_rows > 16 else (height,):
+        own = runs if other == height else Runs(layer, num_rows, other)
+        for label, pair in (("usual", usual), ("best", tilings)) if other == height else (("usual", usual),):
+            time_us = microseconds(partial(own.whole, pair), device)
+            row = {"kernel": "layer", "tiling": label, "us": time_us, "roofline_pct": 100 * floor / time_us}
+            yield base | row | {"height": other}
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,6 @@ class Variant:
     height: int
     tiling: str = ""
     rows: int = 16
-    pdl: int = 0
 
 
 def warm_up(job: Variant) -> float:
@@ -251,10 +250,8 @@ def warm_up(job: Variant) -> float:
     w, scale = (torch.float8_e4m3fn if is_fp8 else torch.bfloat16), torch.float32
     fixed = expert_module._shape(tiling_of(job.tiling), dim if job.kernel == "gate_up" else moe.ffn_dim) | {
         "NUM_EXPERTS": moe.num_experts, "HEIGHT": job.height, "SHARED": moe.shared_ffn_dim > 0, "SCALE": is_fp8,
-        "PDL": job.pdl, "grid": (1, 1),
+        "PDL": 0, "grid": (1, 1),
     }  # fmt: skip
-    if job.pdl:
-        fixed["launch_pdl"] = True
     args, tables = (w, scale, w, scale), (*(torch.int32,) * 3, 32, dim, moe.ffn_dim)
     if job.kernel == "gate_up":
         places = moe.top_k + (moe.shared_ffn_dim > 0)
@@ -275,11 +272,11 @@ def _run_router(job: Variant, dim: int, moe: MoeConfig, dtype: torch.dtype) -> N
     space = allocate_router(job.rows, dim, moe, job.height, dtype, "cuda")
     pairs = space.chosen.numel()
     after = (norm, NormInput(ones(job.rows, dim).to(dtype), torch.zeros(dim // 128, job.rows, device="cuda")))
-    with pdl_launches(bool(job.pdl)):
-        scale = INPUT_SCALE if dtype == torch.float16 else 1.0
-        route_rows(x, norm, Router(ones(moe.num_experts, dim), bias, moe), space, input_scale=scale)
-        hidden = torch.zeros(pairs, 16, device="cuda", dtype=dtype)
-        add_sparse(SparseWorkspace(space, hidden, torch.zeros(pairs, dim, device="cuda")), 0, x, after)
+    scale = INPUT_SCALE if dtype == torch.float16 else 1.0
+    squares = after[1].squares
+    route_rows(x, norm, Router(ones(moe.num_experts, dim), bias, moe), space, squares=squares, input_scale=scale)
+    hidden = torch.zeros(pairs, 16, device="cuda", dtype=dtype)
+    add_sparse(SparseWorkspace(space, hidden, torch.zeros(pairs, dim, device="cuda")), 0, x, after)
     torch.cuda.synchronize()
 
 
@@ -287,20 +284,19 @@ def variants(shapes: list[str], formats: list[str], rows: list[int]) -> Iterator
     for name in shapes:
         for weights in formats:
             for kernel, texts in (("gate_up", _GATE_UP[weights]), ("down", _DOWN[weights])):
-                for pdl in (0, 1) if name == PDL_CASE[0] else (0,):
-                    yield from (Variant(name, weights, kernel, 16, text, pdl=pdl) for text in texts)
-                usual = pick_tilings(16, weights == "fp8")
-                one = getattr(usual, kernel)
+                yield from (Variant(name, weights, kernel, LOW_TILE, text) for text in texts)
+                one = getattr(pick_tilings(LOW_TILE, weights == "fp8"), kernel)
                 text = f"{one.block_n},{one.block_k},{one.num_warps},{one.num_stages}"
-                yield from (Variant(name, weights, kernel, height, text) for height in _HEIGHTS if max(rows) > 64)
-            yield from (Variant(name, weights, "router", 16, rows=r, pdl=p) for r, p in ((4, 0), (32, 0), (32, 1)))
-            yield from (Variant(name, weights, "router", height, rows=128) for height in _HEIGHTS if max(rows) > 64)
+                yield from (Variant(name, weights, kernel, height, text) for height in _HEIGHTS if max(rows) > 16)
+            for height in _HEIGHTS if max(rows) > 16 else (LOW_TILE,):
+                few = {count for count in (32, 128) if (count > 64) == (max(rows) > 64) or min(rows) <= 64 >= count}
+                yield from (Variant(name, weights, "router", height, rows=count) for count in sorted(few))
 
 
 def compile_all(shapes: list[str], formats: list[str], rows: list[int]) -> None:
     jobs, start = list(variants(shapes, formats, rows)), time.perf_counter()
     with ProcessPoolExecutor(max((os.cpu_count() or 2) - 2, 1), mp_context=get_context("spawn")) as pool:
-        took = list(pool.map(warm_up, jobs, chunksize=2))
+        took = list(pool.map(warm_up, jobs, chunksize=1))
     print(
         f"compiled {len(jobs)} variants, {sum(took):.0f} s of work, in {time.perf_counter() - start:.0f} s", flush=True
     )
@@ -311,8 +307,7 @@ def show(row: dict[str, Any]) -> str:
     if "error" in row:
         return f"{head} {row['kernel']} {row['tiling']}: {row['error']}"
     share = f" {row['roofline_pct']:5.1f} %" if "roofline_pct" in row else ""
-    pdl = " pdl" if row.get("pdl") else ""
-    return f"{head} {row['kernel']}{pdl} {row.get('tiling', '')}: {row['us']:7.1f} us{share}"
+    return f"{head} {row['kernel']} {row.get('tiling', '')}: {row['us']:7.1f} us{share}"
 
 
 @torch.inference_mode()

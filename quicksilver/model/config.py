@@ -132,6 +132,11 @@ class ModelConfig:
         return self.gemma is not None or (not self.query_scale_beta and not self.dialect.is_full)
 
     @property
+    def fits_int4_kernels(self) -> bool:
+        """Whether the CUDA kernels compute it from int4 weights: those of routed experts have 16 bits or fp8."""
+        return self.fits_cuda_kernels and self.moe is None
+
+    @property
     def cache_shape(self) -> tuple[int, int]:
         """Heads and dimensions of a layer's keys in the KV cache: one of the largest size where layers differ."""
         if self.gemma is None:

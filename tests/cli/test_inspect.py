@@ -80,7 +80,7 @@ def test_a_config_of_every_diffusion_family_is_described(family: str, tmp_path: 
     per_token = f"{config.kv_bytes_per_token(2) / 1024:,.1f} KiB, with float32"
     assert shown["KV per token"].startswith(per_token if config.dialect.keeps_kv else "none")
     assert summary.num_params == sum(parameter.numel() for parameter in random_model(config).parameters())
-    num_rounded = config.is_plain + 2 * config.fits_cuda_kernels - (config.gemma is not None)
+    num_rounded = config.is_plain + config.fits_cuda_kernels + config.fits_int4_kernels
     assert memory_table(summary, 100).row_count == 3 + num_rounded
 
 

@@ -64,6 +64,7 @@ def test_formats_follow_the_kernels_of_the_device() -> None:
     assert set(formats_for(small_config("dream"), "cuda")) == {"float32", "bfloat16"}
     assert set(formats_for(small_config("llada2"), "cpu")) == {"float32", "bfloat16"}
     assert {"fp8", "int4"} <= set(formats_for(small_config("llama"), "cuda"))
+    assert set(formats_for(small_config("llada2"), "cuda")) == {"float32", "bfloat16", "fp8"}
     assert set(formats_for(small_config("diffusion-gemma"), "cuda")) == {"float32", "bfloat16", "fp8"}
 
 

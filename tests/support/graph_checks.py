@@ -165,7 +165,12 @@ def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...], h
             assert torch.equal(found[:5], alone), f"other values in a batch of {count} sequences"
         expect_close(found[:5], alone, place.tolerance)
         plain = eager_forward(model, batch, PagedCache(cache.k.clone(), cache.v.clone(), 16))
-        expect_close(model.norm(found), plain, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
+        if place.dtype is not torch.bfloat16:
+            expect_close(model.norm(found), plain, 1e-4)
+            continue
+        # As in `check_network`: the kernels may lose as much as eager torch does in the same dtype.
+        exact = eager_forward(copy.deepcopy(model).float(), batch, PagedCache(cache.k.float(), cache.v.float(), 16))
+        expect_close(model.norm(found), exact, max(4e-2, 1.5 * relative_error(plain, exact)))
 
 
 def check_prompts_without_graph(config: ModelConfig, prompt_lens: list[int], max_rows: int) -> None:

@@ -99,10 +99,12 @@ class RowBuffers:
         return replace(self.inputs, tables=replace(tables, tiles=tables.tiles[:count]))
 
     def mark_used(self, vocab_size: int) -> None:
-        """Rows of different tokens that attend to something, for timing: unused rows choose no experts."""
+        """Different tokens in every row, without attention, for timing: unused rows would choose no experts, and rows
+        with the same text would choose the same ones."""
         ids = torch.arange(self.host.shape[1], dtype=torch.int64) * vocab_size // self.host.shape[1]
         self.inputs.token_ids.copy_(ids)
         self.inputs.tables.prefix_end.fill_(1)
+        self.inputs.tables.tiles.zero_()
 
     def fill(self, batch: Batch, tile_rows: int) -> None:
         """Queue the copies of one forward's rows. Unused rows of the bucket write no KV. The copies of the previous

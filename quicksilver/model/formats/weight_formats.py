@@ -34,11 +34,9 @@ def formats_of(device: str) -> tuple[str, ...]:
 
 
 def formats_for(config: ModelConfig, device: str) -> tuple[str, ...]:
-    """The formats that a backend of the device computes this network in. The kernels of DiffusionGemma have no int4."""
-    has_kernels = config.is_plain if device == "cpu" else config.fits_cuda_kernels
-    refused = {"int4"} if config.gemma is not None else set()
-    names = (name for name in formats_of(device) if name not in refused)
-    return tuple(name for name in names if has_kernels or name in ("float32", "bfloat16"))
+    """The formats that a backend of the device computes this network in."""
+    has_kernels = {"int8": config.is_plain, "fp8": config.fits_cuda_kernels, "int4": config.fits_int4_kernels}
+    return tuple(name for name in formats_of(device) if has_kernels.get(name, True))
 
 
 def kv_number_bytes(weights: str) -> int:

@@ -26,8 +26,10 @@ from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, group_pa
 from quicksilver.backends.cuda.kernels.launch import pdl_options
 
 FP8_MAX = 448.0
+_QUANTISED_AT_ONCE = 32  # experts
 # Rows of a tile. Few pairs per expert waste most of a high tile; many make a low one read its weights again.
-LOW_TILE, HIGH_TILE = 16, 64
+# A low tile holds all pairs of an expert that every row of a block of 32 chooses.
+LOW_TILE, HIGH_TILE = 32, 64
 # Pairs per expert on average from which tiles are high, and rows up to which they are always low.
 HIGH_TILE_PAIRS, LOW_TILE_ROWS = 16, 64
 
@@ -66,7 +68,7 @@ class ExpertTilings:
 
 
 def quantise_experts(gate_up: Tensor, down: Tensor) -> ExpertWeights:
-    """fp8 copies with a scale per output, made expert by expert, so that no copy in fp32 of all is held."""
+    """fp8 copies with a scale per output, made for a few experts at a time, so that no copy in fp32 of all is held."""
     (wide, wide_scale), (narrow, narrow_scale) = _to_fp8(gate_up), _to_fp8(down)
     return ExpertWeights(wide, narrow, wide_scale, narrow_scale)
 
@@ -74,9 +76,10 @@ def quantise_experts(gate_up: Tensor, down: Tensor) -> ExpertWeights:
 def _to_fp8(w: Tensor) -> tuple[Tensor, Tensor]:
     rounded = torch.empty(w.shape, dtype=torch.float8_e4m3fn, device=w.device)
     scale = torch.empty(w.shape[:2], dtype=torch.float32, device=w.device)
-    for expert, one in enumerate(w):
-        scale[expert] = one.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX
-        rounded[expert] = (one.float() / scale[expert, :, None]).to(torch.float8_e4m3fn)
+    for start in range(0, len(w), _QUANTISED_AT_ONCE):
+        part = slice(start, start + _QUANTISED_AT_ONCE)
+        scale[part] = w[part].abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX
+        rounded[part] = (w[part].float() / scale[part, :, None]).to(torch.float8_e4m3fn)
     return rounded, scale
 
 

@@ -200,17 +200,18 @@ class CudaNetwork:
             attended = self._small_attend(index, rows, workspace)
             self._small_rest(index, next_norm, (rows, workspace, attended), chunks, has_term)
             if layers[index].sparse is not None:
-                self._run_experts(index, rows, workspace)
+                squares = None if workspace.chunks else workspace.scaled.squares
+                self._run_experts(index, rows, workspace, squares)
                 for number, (_, chunk) in enumerate(chunks):
                     start, after = number * len(chunk.x), (next_norm, chunk.scaled)
                     add_sparse(_experts_of(workspace), start, chunk.x, after, chunk.input_scale)
         return workspace.x
 
-    def _run_experts(self, index: int, rows: RowInputs, workspace: Workspace) -> None:
+    def _run_experts(self, index: int, rows: RowInputs, workspace: Workspace, squares: Tensor | None = None) -> None:
         layer, tables = self.weights.layers[index], rows.tables
         used = UsedRows(tables.prefix_end, tables.span_start, tables.span_end)
         assert layer.sparse is not None
-        run_sparse(workspace.x, layer.ffn_norm, layer.sparse, used, _experts_of(workspace))
+        run_sparse(workspace.x, layer.ffn_norm, layer.sparse, used, _experts_of(workspace), squares)
 
     def _chunks(self, rows: RowInputs, workspace: Workspace) -> list[tuple[RowInputs, Workspace]]:
         if not workspace.chunks:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles, add_pairs, cut_lists, is_last_program
-from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch, prefetch_rows
 from quicksilver.backends.cuda.kernels.linears import Norm
 from quicksilver.backends.cuda.kernels.row_kernels import to_input_format
 from quicksilver.model.experts import MoeConfig
@@ -23,6 +23,10 @@ from quicksilver.model.experts import MoeConfig
 # Rows of a program, and those whose experts are chosen at a time.
 _BLOCK_ROWS = 16
 _BLOCK_K = 128
+# Columns of the rows that are squared at a time.
+_BLOCK_SQUARES = 512
+# Few programs read the router's matrix, so each has many loads in flight.
+_STAGES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,22 @@ class RouterOutputs:
 
 
 @triton.jit
-def _inv_rms(x, at_row, D, eps, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
-    k = tl.arange(0, BLOCK_K)
-    squares = tl.zeros((ROWS, BLOCK_K), tl.float32)
-    for start in range(0, D, BLOCK_K):
-        is_in = (start + k < D)[None, :]
-        wide = tl.load(x + at_row[:, None] + (start + k)[None, :], mask=is_in, other=0.0).to(tl.float32)
-        squares += wide * wide
-    return tl.rsqrt(tl.sum(squares, 1) / D + eps)
+def _inv_rms(
+    x, squares, r, at_row, num_rows, D, eps,
+    ROWS: tl.constexpr, TILES: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """1 / RMS of each row, from the sums of squares of TILES tiles of columns, or from the rows themselves."""
+    if TILES > 0:
+        tile = tl.arange(0, SLOTS)
+        at = squares + tile[:, None] * num_rows + r[None, :]
+        total = tl.sum(tl.load(at, mask=(tile < TILES)[:, None] & (r < num_rows)[None, :], other=0.0), 0)
+    else:
+        total = tl.zeros((ROWS,), tl.float32)
+        for block in tl.static_range(BLOCKS):  # unrolled, so that all loads are in flight at once
+            k = block * BLOCK + tl.arange(0, BLOCK)
+            wide = tl.load(x + at_row[:, None] + k[None, :], mask=(k < D)[None, :], other=0.0).to(tl.float32)
+            total += tl.sum(wide * wide, 1)
+    return tl.rsqrt(total / D + eps)
 
 
 @triton.jit
@@ -88,6 +100,11 @@ def _keep_best_groups(
 
 
 @triton.jit
+def _scores(logits, top, total, SIGMOID: tl.constexpr):
+    return 1.0 / (1.0 + tl.exp(-logits)) if SIGMOID else tl.exp(logits - top[:, None]) / total[:, None]
+
+
+@triton.jit
 def _choose(
     logits, bias, chosen, weights, counts, pairs, prefix_end, span_start, span_end, r, num_rows, capacity, factor,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
@@ -102,13 +119,12 @@ def _choose(
     is_row = r < num_rows
     at = logits + r.to(tl.int64)[:, None] * NUM_EXPERTS + expert[None, :]
     logit = tl.load(at, mask=is_row[:, None] & is_expert[None, :], other=float("-inf"), cache_modifier=".cg")
-    if SIGMOID:
-        scores = 1.0 / (1.0 + tl.exp(-logit))
-    else:
+    top, total = tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS,), tl.float32) + 1.0
+    if not SIGMOID:
         top = tl.max(logit, 1)
-        scores = tl.exp(logit - tl.where(top == float("-inf"), 0.0, top)[:, None])
-        scores = scores / tl.maximum(tl.sum(scores, 1), 1e-30)[:, None]  # a row of padding has no score
-    ranked = scores
+        top = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.maximum(tl.sum(tl.exp(logit - top[:, None]), 1), 1e-30)  # a row of padding has no score
+    ranked = _scores(logit, top, total, SIGMOID)
     if BIAS:
         ranked += tl.load(bias + expert, mask=is_expert, other=0.0)[None, :]
     ranked = tl.where(is_expert[None, :], ranked, float("-inf"))
@@ -116,16 +132,17 @@ def _choose(
         ranked = _keep_best_groups(ranked, ROWS, GROUPS, SIZE, TOP_GROUPS)
     place = tl.arange(0, SLOTS)
     ids = tl.full((ROWS, SLOTS), NUM_EXPERTS, tl.int32)  # the shared expert is after the chosen ones
-    shares = tl.zeros((ROWS, SLOTS), tl.float32)
     for index in tl.static_range(TOP_K):
         best = tl.argmax(ranked, 1, tie_break_left=True)
         is_best = c[None, :] == best[:, None]
-        share = tl.sum(tl.where(is_best, scores, 0.0), 1)
         # Of NaN scores any column may be the best.
         found = tl.minimum(best // SIZE * OWN + best % SIZE, NUM_EXPERTS - 1)
         ids = tl.where((place == index)[None, :], found[:, None], ids)
-        shares = tl.where((place == index)[None, :], share[:, None], shares)
         ranked = tl.where(is_best, float("-inf"), ranked)
+    # The scores of the chosen experts, computed again: cheaper than finding each one in its row.
+    is_chosen = (place < TOP_K)[None, :] & is_row[:, None]
+    own = tl.load(logits + r.to(tl.int64)[:, None] * NUM_EXPERTS + ids, mask=is_chosen, other=0.0, cache_modifier=".cg")
+    shares = tl.where(is_chosen, _scores(own, top, total, SIGMOID), 0.0)
     if NORMALISED:
         shares = shares / (tl.sum(shares, 1)[:, None] + 1e-20)
     shares = tl.where((place < TOP_K)[None, :], shares * factor, 1.0)
@@ -142,20 +159,22 @@ def _choose(
 
 @triton.jit(do_not_specialize=["capacity", "num_rows"])
 def _route_kernel(
-    x, gain, router, bias, normed, logits, chosen, weights, counts, pairs, arrived, records, num_tiles,
+    x, squares, gain, router, bias, normed, logits, chosen, weights, counts, pairs, arrived, records, num_tiles,
     prefix_end, span_start, span_end, eps, factor, num_rows, D, capacity,
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
     BIAS: tl.constexpr, NORMALISED: tl.constexpr, SKIPS: tl.constexpr, INPUT_SCALE: tl.constexpr,
     HAS_NORMED: tl.constexpr, LISTS: tl.constexpr, HEIGHT: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, TILE_SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    pdl_wait_and_launch(PDL)
     r, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     e = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
-    at_row = tl.minimum(r, num_rows - 1).to(tl.int64) * D
-    at_expert = router + tl.minimum(e, NUM_EXPERTS - 1)[:, None] * D
-    inv_rms = _inv_rms(x, at_row, D, eps, ROWS, BLOCK_K)
+    own_experts = tl.minimum(e, NUM_EXPERTS - 1)
+    at_row, at_expert = tl.minimum(r, num_rows - 1).to(tl.int64) * D, router + own_experts[:, None] * D
+    prefetch_rows(router, own_experts, D, 0, LINES, PDL)
+    pdl_wait_and_launch(PDL)
+    inv_rms = _inv_rms(x, squares, r, at_row, num_rows, D, eps, ROWS, TILES, TILE_SLOTS, BLOCK, BLOCKS)
     acc = tl.zeros((ROWS, BLOCK_E), tl.float32)
     for start in range(0, D, BLOCK_K):
         is_in = start + k < D
@@ -198,15 +217,17 @@ def allocate_router(
 
 def route_rows(
     x: Tensor, norm: Norm, router: Router, out: RouterOutputs, used: UsedRows | None = None,
-    *, input_scale: float = 1.0, has_normed: bool = True,
+    *, squares: Tensor | None = None, input_scale: float = 1.0, has_normed: bool = True,
 ) -> RouterOutputs:  # fmt: skip
-    """Fill `out` from the rows of x before the norm. Without `has_normed` the normed rows are not stored."""
+    """Fill `out` from the rows of x before the norm. `squares`: their sums of squares by tile of columns (tiles, rows),
+    if they are known. Without `has_normed` the normed rows are not stored."""
     (num_rows, dim), moe, places = x.shape, router.moe, out.chosen.shape[1]
     block_e = 16 if num_rows <= 64 else 64
     tables = (used.prefix_end, used.span_start, used.span_end) if used else (out.chosen,) * 3
-    tiles = out.tiles
+    tiles, num_squares = out.tiles, 0 if squares is None else len(squares)
     _route_kernel[(triton.cdiv(num_rows, _BLOCK_ROWS), triton.cdiv(moe.num_experts, block_e))](
-        x, norm.gain, router.weight, x if router.bias is None else router.bias, out.normed, out.logits, out.chosen,
+        x, out.logits if squares is None else squares, norm.gain, router.weight,
+        x if router.bias is None else router.bias, out.normed, out.logits, out.chosen,
         out.weights, tiles.counts, tiles.pairs, tiles.arrived, tiles.records, tiles.num_tiles, *tables, norm.eps,
         moe.scale, num_rows, dim, tiles.pairs.shape[1],
         NUM_EXPERTS=moe.num_experts, TOP_K=moe.top_k, NUM_GROUPS=moe.num_groups, TOP_GROUPS=moe.top_groups,
@@ -214,6 +235,9 @@ def route_rows(
         PLACES=places, SLOTS=triton.next_power_of_2(places), SIGMOID=moe.router == "sigmoid",
         BIAS=router.bias is not None, NORMALISED=moe.is_normalised, SKIPS=used is not None, INPUT_SCALE=input_scale,
         HAS_NORMED=has_normed, LISTS=triton.next_power_of_2(len(tiles.counts)), HEIGHT=tiles.height,
-        ROWS=_BLOCK_ROWS, BLOCK_E=block_e, BLOCK_K=_BLOCK_K, num_warps=4, **pdl_options(),
+        ROWS=_BLOCK_ROWS, BLOCK_E=block_e, BLOCK_K=_BLOCK_K, TILES=num_squares,
+        TILE_SLOTS=triton.next_power_of_2(max(num_squares, 1)), BLOCK=_BLOCK_SQUARES,
+        BLOCKS=triton.cdiv(dim, _BLOCK_SQUARES), LINES=min(triton.next_power_of_2(triton.cdiv(dim, 64)), 32),
+        num_warps=4, num_stages=_STAGES, **pdl_options(),
     )  # fmt: skip
     return out

@@ -97,11 +97,18 @@ class SparseWorkspace:
         return cls(router, hidden, torch.empty(pairs, like.shape[1], device=like.device))
 
 
-def run_sparse(x: Tensor, norm: Norm, weights: SparseWeights, used: UsedRows, workspace: SparseWorkspace) -> None:
-    """The experts of every row of the stream x, into `workspace`."""
+def run_sparse(
+    x: Tensor,
+    norm: Norm,
+    weights: SparseWeights,
+    used: UsedRows,
+    workspace: SparseWorkspace,
+    squares: Tensor | None = None,
+) -> None:
+    """The experts of every row of the stream x, into `workspace`. `squares` as in `route_rows`."""
     router = workspace.router
     scale = INPUT_SCALE if weights.is_quantised else 1.0
-    route_rows(x, norm, weights.router, router, used, input_scale=scale)
+    route_rows(x, norm, weights.router, router, used, squares=squares, input_scale=scale)
     buffers = (workspace.hidden, workspace.parts)
     expert_parts(router.normed, weights.routed, weights.shared, router.tiles, buffers, weights.router.moe.activation)
 

@@ -105,6 +105,8 @@ def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
     quantises the layers' matrices to four bits with a step and a minimum per 32 weights, and the head to fp8."""
     if scheme not in SCHEMES:
         raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="weights")
+    if scheme == "int4" and not model.config.fits_int4_kernels:
+        raise InvalidRequest(f"{model.config.family} has no int4 kernels; use fp8", param="weights")
     canvas = model.canvas
     stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))

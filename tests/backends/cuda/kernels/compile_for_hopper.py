@@ -31,7 +31,8 @@ _EXPERT_ROWS = ("x", "hidden", "normed")
 _ROUTER: dict[str, int | bool] = {
     "NUM_EXPERTS": 256, "TOP_K": 8, "NUM_GROUPS": 8, "TOP_GROUPS": 4, "GROUPS": 8, "SIZE": 32, "PLACES": 9, "SLOTS": 16,
     "SIGMOID": True, "BIAS": True, "NORMALISED": True, "SKIPS": True, "INPUT_SCALE": 1, "HAS_NORMED": True,
-    "LISTS": 512, "HEIGHT": 16, "ROWS": 16, "BLOCK_K": 128, "PDL": 1,
+    "LISTS": 512, "HEIGHT": 16, "ROWS": 16, "BLOCK_K": 128, "TILES": 16,
+    "TILE_SLOTS": 16, "BLOCK": 512, "BLOCKS": 4, "LINES": 32, "PDL": 1,
 }  # fmt: skip
 
 
