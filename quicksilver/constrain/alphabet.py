@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
 
 # Allowed in strings and prose, and never between the values of JSON.
 PROSE_LETTER = ord("z")
@@ -22,21 +20,23 @@ CLOSING = b'}],"'
 OTHERS = (*range(32, 127), 10, *range(128, 256))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Alphabet:
     """The id of each byte, the special ids, and a tokenizer for these ids only."""
 
     byte_ids: Mapping[int, int]
     special_ids: tuple[int, ...]
+    # The bytes of a bitmask that have the bits of special ids.
+    special_bytes: tuple[int, ...]
     tokenizer: LLTokenizer
     # Id of the end of the text.
     end_id: int
     # Id of PROSE_LETTER, or -1.
     letter_id: int
     # All ids; those that end a string come first.
-    from_text: NDArray[np.int64]
+    from_text: tuple[int, ...]
     # All ids; those that end an object or array come first.
-    from_values: NDArray[np.int64]
+    from_values: tuple[int, ...]
 
     @property
     def closing_ids(self) -> frozenset[int]:
@@ -56,11 +56,13 @@ def make_alphabet(byte_ids: Mapping[int, int], special_ids: Sequence[int], end_i
     for token_id in special_ids:
         tokens[token_id] = f"<|special {token_id}|>".encode()
     orders = [
-        np.array([*special_ids, *dict.fromkeys(byte_ids[byte] for byte in (*first, *OTHERS) if byte in byte_ids)])
+        (*special_ids, *dict.fromkeys(byte_ids[byte] for byte in (*first, *OTHERS) if byte in byte_ids))
         for first in (ENDS_TEXT, ENDS_VALUES)
     ]
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(tokens, special_ids, end_id)))
-    return Alphabet(byte_ids, tuple(special_ids), tokenizer, end_id, byte_ids.get(PROSE_LETTER, -1), *orders)
+    special_bytes = tuple(sorted({token_id >> 3 for token_id in special_ids}))
+    letter_id = byte_ids.get(PROSE_LETTER, -1)
+    return Alphabet(byte_ids, tuple(special_ids), special_bytes, tokenizer, end_id, letter_id, *orders)
 
 
 def plain_alphabet(special_ids: Sequence[int]) -> Alphabet:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from time import perf_counter, thread_time
 
-import numpy as np
 from llguidance import LLMatcher
 
 from quicksilver.constrain.alphabet import Alphabet
@@ -97,9 +96,13 @@ def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
     """The best allowed ids: special tokens, then closing bytes, then others."""
     bits = matcher.compute_bitmask()
     order = alphabet.from_text if is_set(bits, alphabet.letter_id) else alphabet.from_values
-    values = np.frombuffer(bits, dtype=np.uint8)
-    is_allowed = values[order >> 3] >> (order & 7) & 1
-    found: list[int] = order[np.flatnonzero(is_allowed)[:most]].tolist()
+    has_special = any(map(bits.__getitem__, alphabet.special_bytes))
+    found: list[int] = []
+    for token_id in islice(order, 0 if has_special else len(alphabet.special_ids), None):
+        if bits[token_id >> 3] >> (token_id & 7) & 1:
+            found.append(token_id)
+            if len(found) == most:
+                break
     return found
 
 
