@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # servers are stopped on the way out
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.report_only:
         known = commands(options)
