@@ -15,6 +15,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from quicksilver.evals.claims import Claim, newest_value, read_claims
+from tools.peer_tables import load_table, other_table
 from tools.sections import ROOT, table, write_pages
 from tools.svg import Chart, bar_chart, document
 
@@ -59,10 +60,6 @@ def source(*reports: Report) -> str:
     return "Source: " + ", ".join(f"`benchmarks/results/{report['file']}`" for report in reports) + "."
 
 
-def number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
 def model_speeds() -> str:
     coder, nano = speed_reports()
     rows = []
@@ -80,30 +77,6 @@ def model_speeds() -> str:
         )
     header = ("model", "H200, one request", "over its own `ar`", "2 CPU cores", "over its own `ar`", "over llama.cpp")
     return table(header, rows)
-
-
-def vllm_load() -> str:
-    report = newest("peer_vllm")
-    rows = [
-        (
-            str(r["requests"]),
-            f"{r['tok_per_s']:,}",
-            f"{r['peer_tok_per_s']:,}",
-            f"{r['tok_per_s'] / r['peer_tok_per_s']:.2f}",
-            number(r["ttft_ms"]),
-            number(r["peer_ttft_ms"]),
-        )
-        for r in report["load"]
-    ]
-    header = (
-        "requests at a time",
-        "quicksilver, tokens/s",
-        f"{report['peer']}, tokens/s",
-        "ratio",
-        "TTFT ms",
-        "TTFT ms, vLLM",
-    )
-    return table(header, rows) + "\n\n" + source(report)
 
 
 def http_load() -> str:
@@ -145,42 +118,6 @@ def dialects() -> str:
 
 def _over_http(api_processes: int) -> Callable[[Report], bool]:
     return lambda r: not r["settings"]["rate"] and r["settings"].get("api_processes") == api_processes
-
-
-def vllm_other() -> str:
-    report = newest("peer_vllm")
-    rows = [
-        (
-            f"one request, {r['domain']}: tokens/s",
-            f"{r['tok_per_s']:,}",
-            f"{r['peer_tok_per_s']:,}",
-            ratio(r, "tok_per_s"),
-        )
-        for r in report["domains"]
-    ]
-    rows += [
-        (
-            f"prompt of {r['prompt_tokens']:,} tokens: ms to the first token",
-            f"{r['ttft_ms']}",
-            f"{r['peer_ttft_ms']}",
-            ratio(r, "ttft_ms"),
-        )
-        for r in report["prompts"]
-    ]
-    rows += [
-        (
-            f"JSON Schema, {r['requests']} at a time: answers/s (valid)",
-            f"{r['requests_per_s']} ({r['valid']})",
-            f"{r['peer_requests_per_s']} ({r['peer_valid']})",
-            ratio(r, "requests_per_s"),
-        )
-        for r in report["schema"]
-    ]
-    return table(("what", "quicksilver", "vLLM", "ratio"), rows)
-
-
-def ratio(row: Report, name: str) -> str:
-    return f"{row[name] / row['peer_' + name]:.2f}"
 
 
 def domain_speeds(report: Report) -> str:
@@ -370,10 +307,11 @@ def domains_picture() -> str:
 
 def main() -> int:
     coder, nano = speed_reports()
+    peer = newest("peer_vllm")
     performance = {
         "models": model_speeds(),
-        "vllm-load": vllm_load(),
-        "vllm-other": vllm_other(),
+        "vllm-load": load_table(peer) + "\n\n" + source(peer),
+        "vllm-other": other_table(peer),
         "http-load": http_load(),
         "coder": domain_speeds(coder),
         "nano": domain_speeds(nano),
