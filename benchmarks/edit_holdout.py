@@ -20,9 +20,9 @@ from typing import Any
 
 from quicksilver.editing.prompts import edit_prompt, parse_edit
 from quicksilver.evals.report import machine_facts
+from quicksilver.hub.data_files import read_records
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.answers import AnswerDecoder, Asked
-from quicksilver.training.corpus import read_rows
 from quicksilver.training.export import load_base
 from quicksilver.training.formats import Formatter
 from quicksilver.training.network import Network
@@ -50,7 +50,7 @@ def prepare(options: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(options.base).with_reserved()
     formatter, rng = Formatter(tokenizer, ROW_LEN), random.Random("holdout")
     varied, plain = [], []
-    for record in read_rows(options.holdout):
+    for record in read_records(options.holdout):
         kind = str(record["kind"])
         varied += [_prompt(formatter, row, kind) for row in commit_rows(record, rng)]
         plain.append(_prompt(formatter, EditRow(request_of(record), str(record["target"])), kind))
