@@ -33,13 +33,12 @@ from quicksilver.core import (
 )
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoder import Decision
-from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.decoders import decide_together, make_decoder
 from quicksilver.diffusion.score import Scorer, score_continuations, score_next
 from quicksilver.engine.adapter_cache import AdapterCache, Lease
 from quicksilver.engine.admission import TenantLoad, check_request, check_score, check_scorer, in_dialect
 from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.decide import decide_together
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
@@ -116,7 +115,7 @@ class Engine:
         self.on_step(self._ids_in_step(works))
         done = self._forward(works)
         self._commit_round()
-        decisions = decide_together(done)
+        decisions = decide_together([(work.sequence, outcome.proposal) for work, outcome in done if outcome])
         for work, outcome in done:
             self._commit(work, outcome, decisions.get(work.sequence))
         self.on_step([])

@@ -12,10 +12,9 @@ from quicksilver.core import CommitRule, DecoderName, DecoderParams
 from quicksilver.dialect import AUTOREGRESSIVE, ContextKind, Dialect
 from quicksilver.diffusion.blocks import CanvasOrBlock
 from quicksilver.diffusion.decoder import Canvas, Decision
-from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.decoders import joined, make_decoder
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.stack import Stack
-from quicksilver.engine.decide import joined
 from tests.support.proposals import proposal_of
 
 BLOCK = Dialect(context=ContextKind.BLOCK, is_shifted=False, block_len=8, mask_id=9)
