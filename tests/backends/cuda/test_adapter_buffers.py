@@ -23,16 +23,16 @@ pytestmark = [
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("decoder", "num_slots"),
+    ("decoder", "count", "num_slots"),
     [
-        (DecoderParams(DecoderName.AR, 1), 0),
-        (DecoderParams(DecoderName.VERIFY, 3), 0),
-        (DecoderParams(DecoderName.AR, 1), 16),
+        (DecoderParams(DecoderName.AR, 1), 1, 0),
+        (DecoderParams(DecoderName.VERIFY, 3), 1, 0),
+        (DecoderParams(DecoderName.AR, 1), 2, 16),
     ],
     ids=["ar", "verify", "slots"],
 )
-def test_adapters_mixed_equal_each_alone_and_each_merged(decoder: DecoderParams, num_slots: int) -> None:
-    check_mixed_adapters(TINIEST_PLAIN, 2, decoder, 3, num_slots, longest=5)
+def test_adapters_mixed_equal_each_alone_and_each_merged(decoder: DecoderParams, count: int, num_slots: int) -> None:
+    check_mixed_adapters(TINIEST_PLAIN, count, decoder, 3, num_slots, longest=5)
 
 
 @torch.inference_mode()
