@@ -32,7 +32,7 @@ ON_GRAPHS = tuple(
 
 
 # One greedy and one sampled decoder of each kind: Triton's interpreter takes seconds per forward.
-LABELS = ("confidence", "confidence sampled", "edit", "verify", "verify sampled", "window")
+LABELS = ("confidence", "confidence sampled", "edit", "edit without a penalty", "verify", "verify sampled", "window")
 
 
 def dialect_on_graphs(name: str, config: ModelConfig) -> Transformer:
@@ -50,6 +50,9 @@ def check_dialect(name: str, config: ModelConfig, max_new_tokens: int) -> None:
     proposal equals the eager one, and so do the texts in fp32."""
     model = dialect_on_graphs(name, config)
     every = dialect_decoders(name, max_new_tokens)
+    if "edit" in every:  # its penalty needs all logits, so that only without it the fused head serves it
+        params = every["edit"]
+        every["edit without a penalty"] = replace(params, decoder=replace(params.decoder, stutter_penalty=0.0))
     for label in LABELS:
         if label not in every:
             continue
