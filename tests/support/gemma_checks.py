@@ -212,7 +212,7 @@ def _round_to_fp8(model: DiffusionGemma) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and module is not model.head:
             module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),))
-    set_expert_kernel(model, _rounded_experts)
+    set_expert_kernel(model, rounded_experts)
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -221,7 +221,7 @@ def _rounded(x: Tensor) -> Tensor:
     return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
 
 
-def _rounded_experts(
+def rounded_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
 ) -> Tensor:
     """Experts of rounded rows; the activated product is rounded in groups of columns."""

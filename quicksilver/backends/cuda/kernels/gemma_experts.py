@@ -65,8 +65,7 @@ def _pairs_of(records, tile, pairs, HEIGHT: tl.constexpr):
 def _gate_up_kernel(
     x, x_steps, w, w_scale, hidden, hidden_steps, records, num_tiles, pairs, capacity, D, F, num_pairs,
     TOP_K: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    FP8: tl.constexpr, GELU: tl.constexpr,
-    PDL: tl.constexpr,
+    FP8: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait(PDL)
     tile = tl.program_id(1)

@@ -25,8 +25,7 @@ _ROWS, _DEPTH = 32, 256
 def _scores_kernel(
     x, router, scores, num_rows, D,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """scores (splits, rows, experts) fp32: the products of DEPTH columns."""
     pdl_wait_and_launch(PDL)
@@ -49,8 +48,7 @@ def _scores_kernel(
 def _choose_kernel(
     scores, inverse_rms, expert_scale, weights, counts, pairs, arrived, records, num_tiles, num_rows, capacity,
     NUM_EXPERTS: tl.constexpr, EXPERTS: tl.constexpr, SPLITS: tl.constexpr, TOP_K: tl.constexpr, PLACES: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    PDL: tl.constexpr,
+    HEIGHT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     row = tl.program_id(0).to(tl.int64)

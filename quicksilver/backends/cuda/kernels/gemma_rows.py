@@ -62,8 +62,7 @@ def _normed(source, row, d, gain, eps, dim, dtype: tl.constexpr):
 @triton.jit
 def _begin_kernel(
     tokens, token_ids, scale, conditioning, gate, gain, x, out, steps, eps, dim,
-    BLOCK: tl.constexpr, HAS_CANVAS: tl.constexpr, FP8: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_CANVAS: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -84,8 +83,7 @@ def _begin_kernel(
 @triton.jit
 def _after_attention_kernel(
     x, added, added_gain, dense_gain, sparse_gain, dense, dense_steps, sparse, sparse_steps, inverse_rms, eps, dim,
-    BLOCK: tl.constexpr, FP8: tl.constexpr, SPARSE_FP8: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, FP8: tl.constexpr, SPARSE_FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
@@ -105,8 +103,7 @@ def _after_attention_kernel(
 @triton.jit
 def _end_layer_kernel(
     x, dense, parts, weights, dense_gain, sparse_gain, sum_gain, scalars, gate, next_gain, out, steps, eps, dim,
-    BLOCK: tl.constexpr, TOP_K: tl.constexpr, FP8: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, TOP_K: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)

@@ -68,8 +68,7 @@ def _attend_kernel(
     scale, row_stride, slot_stride, max_pages, num_rows, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
     PART_ROWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOWED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     split, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2) // PARTS
@@ -87,10 +86,9 @@ def _attend_kernel(
             visible_start = tl.maximum(visible_end - window + writes_none.to(tl.int32), 0)
         from_row = tl.load(span_start + row, mask=is_row, other=0)
         to_row = tl.load(span_end + row, mask=is_row, other=0)
-        longest = tl.max(visible_end, 0)
+        longest, has_span = tl.max(visible_end, 0), to_row > from_row
         begin = tl.min(tl.where(is_row, visible_start, 2147483647), 0) // BLOCK_N
         num_prefix = tl.maximum(tl.cdiv(longest, BLOCK_N) - begin, 0)
-        has_span = to_row > from_row
         high = tl.max(tl.where(has_span, to_row, 0), 0)
         low = tl.min(tl.where(has_span, from_row, high), 0)
         q_at = row.to(tl.int64)[:, None] * row_stride + ((head * GROUP + m % GROUP) * D)[:, None] + d[None, :]
