@@ -16,6 +16,7 @@ from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.batch import Batch, build_batch
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
+from quicksilver.backends.cuda.canvas_rows import fits_canvas_head
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
 from quicksilver.backends.cuda.kernels.gemma_experts import GROUP
 from quicksilver.backends.cuda.kernels.gemma_weights import weight_of
@@ -28,15 +29,17 @@ from quicksilver.backends.cuda.kernels.window_attention import (
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import DecodeParams, Request
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, heads_of
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.experts import MoeConfig
 from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.gemma_config import GemmaConfig
 from quicksilver.model.moe import set_expert_kernel
-from tests.support.dialects import tiny_dialect
+from tests.support.dialects import dialect_decoders, tiny_dialect
 from tests.support.kernel_checks import Place, expect_close, here, random_plan, relative_error
-from tests.support.tiny import TINY, decode_params, random_weights
+from tests.support.tiny import TINY, decode_params, finish_all, random_weights
 
 TINY_GEMMA = replace(
     TINY, head_dim=16, dialect=tiny_dialect("diffusion-gemma"), vocab_size=97,
@@ -233,3 +236,47 @@ def rounded_experts(
         active = torch.cat([_rounded(part) for part in (gelu(gate, approximate="tanh") * up).split(GROUP, -1)], -1)
         out.index_add_(0, row, active @ down[expert].float().t() * weights[row, place, None])
     return out
+
+
+class Compared(CanvasExecutor):
+    """Compares every outcome with plain torch on the same cache. `faults` are not raised: the engine would run
+    each request again on its own."""
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None]:
+        if not hasattr(self, "faults"):
+            self.faults, self.num_rare = list[str](), 0
+        wanted, found = self.eager.run(works), super().run(works)
+        for work, one, other in zip(works, found, wanted, strict=True):
+            self.num_rare += not fits_canvas_head(work.sequence)
+            if (one is None) != (other is None):
+                self.faults.append(f"{work.sequence.id}: {one} is not {other}")
+            if one is None or other is None:
+                continue
+            same = np.array_equal(one.proposal.token_ids, other.proposal.token_ids)
+            same &= np.array_equal(one.proposal.sampled_ids, other.proposal.sampled_ids)
+            close = np.allclose(one.proposal.entropy, other.proposal.entropy, atol=1e-3)
+            if not same or not close:
+                self.faults.append(f"{work.sequence.id}: another proposal")
+        return found
+
+
+def check_requests(config: ModelConfig) -> None:
+    """Requests of every kind in one engine: greedy, sampled, filtered, penalised, with banned tokens; prompts shorter
+    and longer than the window, and one whose pages are cached already."""
+    model = gemma_of(config)
+    engine = build_engine(model, "checked", EngineConfig(num_pages=64, max_rows=96))
+    limits = GraphLimits(96, 8, config.context_len)
+    executor = engine.backend = Compared(model, engine.backend.cache, 64, limits, row_step=16)  # type: ignore[attr-defined]
+    every = dialect_decoders("diffusion-gemma", 9)
+    every["banned"] = replace(every["canvas"], temperature=0.7, banned_ids=(3, 5, 60))
+    for i, (label, params) in enumerate(every.items()):
+        engine.add(Request(label, tuple(range(3, 10 + 9 * i)), params))
+    finish_all(engine)
+    assert not executor.faults, executor.faults
+    assert executor.num_rare
+    assert executor.num_rare < engine.stats().steps * len(every)
+    engine.add(Request("again", tuple(range(3, 37)), every["canvas"]))
+    finish_all(engine)
+    assert not executor.faults, executor.faults
+    assert engine.stats().cached_tokens >= 32
+    assert engine.stats().failures == 0
