@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -191,10 +191,10 @@ def check_tree_attention(seed: int, heads: tuple[int, int, int], splits: int, pa
     assert not bool(found[-1].any()), "an unused row reads keys"
 
 
-def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
-    """Head norms, RoPE and cache write equal those of the network."""
+def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool, partial: float = 1.0) -> None:
+    """Head norms, RoPE and cache write equal those of the network; `partial` of each head is rotated."""
     torch.manual_seed(seed)
-    place, config = here(), shape_config(*heads)
+    place, config = here(), replace(shape_config(*heads), partial_rotary=partial)
     num_heads, kv_heads, head_dim = heads
     qkv = place.normal(rows, num_heads + 2 * kv_heads, head_dim)
     positions = torch.randint(0, 500, (rows,), device=place.device)
@@ -211,7 +211,8 @@ def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bo
         q, k = gains[0](q), gains[1](k)
     wanted = torch.cat((rotate(q, rope(positions)), rotate(k, rope(positions)), v), dim=1).detach()
     caches = tuple(torch.zeros(2 * rows, kv_heads, head_dim, device=place.device, dtype=place.dtype) for _ in range(2))
-    rotate_and_write(qkv, caches, RowSlots(positions.int(), slots.int()), angle_table(rope, 512), norms)
+    angles = angle_table(rope, 512, head_dim)
+    rotate_and_write(qkv, caches, RowSlots(positions.int(), slots.int()), angles, norms, config.rotary_dim)
     expect_close(qkv, wanted, place.tolerance)
     kept = slots >= 0
     for cache, part in zip(
