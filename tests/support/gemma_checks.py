@@ -18,7 +18,6 @@ from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.canvas_rows import fits_canvas_head
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
-from quicksilver.backends.cuda.kernels.gemma_experts import GROUP
 from quicksilver.backends.cuda.kernels.gemma_weights import weight_of
 from quicksilver.backends.cuda.kernels.window_attention import (
     TILE_ROWS,
@@ -227,13 +226,13 @@ def _rounded(x: Tensor) -> Tensor:
 def rounded_experts(
     x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
 ) -> Tensor:
-    """Experts of rounded rows; the activated product is rounded in groups of columns."""
+    """Experts of rounded rows; the activated product is rounded too."""
     assert activation == "gelu_tanh"
     out, x = torch.zeros(x.shape, device=x.device), _rounded(x).float()
     for expert in chosen.unique().tolist():
         row, place = (chosen == expert).nonzero(as_tuple=True)
         gate, up = (x[row] @ gate_up[expert].float().t()).chunk(2, dim=-1)
-        active = torch.cat([_rounded(part) for part in (gelu(gate, approximate="tanh") * up).split(GROUP, -1)], -1)
+        active = _rounded(gelu(gate, approximate="tanh") * up)
         out.index_add_(0, row, active @ down[expert].float().t() * weights[row, place, None])
     return out
 

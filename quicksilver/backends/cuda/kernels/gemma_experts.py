@@ -1,9 +1,9 @@
 """Routed experts for hundreds of rows: every expert has several, and fp8 weights meet fp8 inputs in the MMA.
 
 With `experts.py`, whose inputs of fp8 weights are fp16, such batches would be bound by the MMA. Weights are its M side.
-An fp8 input has one scale per row; the activated product of gate and up has one per pair and GROUP columns, which is
-the k-block of the down projection. Each pair has its own column in the MMA and K is accumulated in one order, so a
-pair's result does not depend on the others.
+An fp8 input has one scale per row. The activated product of gate and up is rounded to fp8 by a launch of its own, with
+one scale per pair, so that the down projection scales its sums once, after the loop. Each pair has its own column in
+the MMA and K is accumulated in one order, so a pair's result does not depend on the others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.expert_tiles import ExpertTiles
-from quicksilver.backends.cuda.kernels.fp8 import fp8_step
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
 from quicksilver.backends.cuda.kernels.launch import pdl_launch, pdl_options, pdl_wait
 from quicksilver.backends.cuda.kernels.linears import Weight
+from quicksilver.backends.cuda.kernels.row_kernels import quantise_rows
 
-# Columns of the activated product that one program computes.
-GROUP = 64
 # Heights of tiles by the pairs that an expert has on average.
 _HEIGHTS = ((4, 16), (16, 32), (48, 64))
 _TALLEST = 128
@@ -48,8 +46,8 @@ def pick_tilings(height: int, is_fp8: bool) -> tuple[ExpertTiling, ExpertTiling]
     """Of gate and up, and of down."""
     num_warps, num_stages = (8, 3) if height > 64 else (4, 4)
     return (
-        ExpertTiling(GROUP, 128 if is_fp8 else 64, num_warps, num_stages),
-        ExpertTiling(128, GROUP, num_warps, num_stages),
+        ExpertTiling(64, 128 if is_fp8 else 64, num_warps, num_stages),
+        ExpertTiling(128, 64, num_warps, num_stages),
     )
 
 
@@ -63,7 +61,7 @@ def _pairs_of(records, tile, pairs, HEIGHT: tl.constexpr):
 
 @triton.jit
 def _gate_up_kernel(
-    x, x_steps, w, w_scale, hidden, hidden_steps, records, num_tiles, pairs, capacity, D, F, num_pairs,
+    x, x_steps, w, w_scale, hidden, records, num_tiles, pairs, capacity, D, F,
     TOP_K: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     FP8: tl.constexpr, GELU: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -108,17 +106,13 @@ def _gate_up_kernel(
         else:
             y = gate * tl.sigmoid(gate) * up
         is_column = column < F
-        if FP8:
-            out_step = fp8_step(tl.max(tl.where(is_column[:, None], tl.abs(y), 0.0), 0))
-            tl.store(hidden_steps + tl.program_id(0).to(tl.int64) * num_pairs + pair, out_step, mask=is_pair)
-            y = y / out_step[None, :]
         target = hidden + pair[None, :].to(tl.int64) * F + column[:, None]
         tl.store(target, y.to(hidden.dtype.element_ty), mask=is_pair[None, :] & is_column[:, None])
 
 
 @triton.jit
 def _down_kernel(
-    hidden, hidden_steps, w, w_scale, parts, records, num_tiles, pairs, capacity, D, F, num_pairs,
+    hidden, hidden_steps, w, w_scale, parts, records, num_tiles, pairs, capacity, D, F,
     HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -134,13 +128,8 @@ def _down_kernel(
         total = tl.zeros((BLOCK_N, HEIGHT), tl.float32)
         if FP8:
             column_scale = tl.load(w_scale + expert * D + n)[:, None]
-            # The scales of a group are loaded one iteration ahead: the compiler pipelines the operands only.
-            from_steps = hidden_steps + pair
-            step = tl.load(from_steps, mask=is_pair, other=0.0)
+            step = tl.load(hidden_steps + pair, mask=is_pair, other=0.0)[None, :]
         for start in range(0, F, BLOCK_K):
-            if FP8:
-                has_next = is_pair & (start + BLOCK_K < F)
-                next_step = tl.load(from_steps + (start // BLOCK_K + 1) * num_pairs, mask=has_next, other=0.0)
             if EVEN:
                 weights = tl.load(from_w + start + at_w)
                 given = tl.load(hidden + start + at_hidden, mask=is_pair[:, None], other=0.0)
@@ -149,13 +138,12 @@ def _down_kernel(
                 weights = tl.load(from_w + start + at_w, mask=is_in, other=0.0)
                 given = tl.load(hidden + start + at_hidden, mask=is_pair[:, None] & is_in, other=0.0)
             if FP8:
-                total += tl.dot(weights, tl.trans(given)) * step[None, :]
-                step = next_step
+                total += tl.dot(weights, tl.trans(given))
             else:
                 total = tl.dot(weights, tl.trans(given), total, input_precision="ieee")
         pdl_launch(PDL)
         if FP8:
-            total = total * column_scale
+            total = total * step * column_scale
         target = parts + pair[None, :].to(tl.int64) * D + column[:, None]
         tl.store(target, total.to(parts.dtype.element_ty), mask=is_pair[None, :] & (column < D)[:, None])
 
@@ -169,18 +157,18 @@ def expert_parts(
     num_pairs, (_, dim, ffn) = len(x.values) * top_k, down.w.shape
     is_fp8 = down.scale is not None
     first, second = tilings or pick_tilings(tiles.height, is_fp8)
-    hidden = torch.empty(num_pairs, ffn, dtype=x.values.dtype, device=down.w.device)
-    steps = torch.empty(triton.cdiv(ffn, GROUP) if is_fp8 else 0, num_pairs, device=down.w.device)
+    hidden = torch.empty(num_pairs, ffn, dtype=dtype, device=down.w.device)
     parts = torch.empty(num_pairs, dim, dtype=dtype, device=down.w.device)
-    tables = (tiles.records, tiles.num_tiles, tiles.pairs, tiles.pairs.shape[1], dim, ffn, num_pairs)
+    tables = (tiles.records, tiles.num_tiles, tiles.pairs, tiles.pairs.shape[1], dim, ffn)
     _gate_up_kernel[(triton.cdiv(ffn, first.block_n), tiles.max_tiles)](
-        x.values, x.steps_or_values, gate_up.w, steps if gate_up.scale is None else gate_up.scale, hidden, steps,
-        *tables, TOP_K=top_k, HEIGHT=tiles.height, BLOCK_N=first.block_n, BLOCK_K=first.block_k,
+        x.values, x.steps_or_values, gate_up.w, hidden if gate_up.scale is None else gate_up.scale, hidden, *tables,
+        TOP_K=top_k, HEIGHT=tiles.height, BLOCK_N=first.block_n, BLOCK_K=first.block_k,
         EVEN=dim % first.block_k == 0, FP8=is_fp8, GELU=activation == "gelu_tanh",
         num_warps=first.num_warps, num_stages=first.num_stages, **pdl_options(),
     )  # fmt: skip
+    given = Rows(*quantise_rows(hidden)) if is_fp8 else Rows(hidden)
     _down_kernel[(triton.cdiv(dim, second.block_n), tiles.max_tiles)](
-        hidden, steps, down.w, steps if down.scale is None else down.scale, parts, *tables,
+        given.values, given.steps_or_values, down.w, hidden if down.scale is None else down.scale, parts, *tables,
         HEIGHT=tiles.height, BLOCK_N=second.block_n, BLOCK_K=second.block_k, EVEN=ffn % second.block_k == 0,
         FP8=is_fp8, num_warps=second.num_warps, num_stages=second.num_stages, **pdl_options(),
     )  # fmt: skip

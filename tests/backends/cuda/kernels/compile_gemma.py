@@ -12,7 +12,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quicksilver.backends.cuda.kernels import canvas_head, gemma_experts, gemma_router, gemma_rows, window_attention
-from quicksilver.backends.cuda.kernels.gemma_experts import GROUP, pick_tilings
+from quicksilver.backends.cuda.kernels.gemma_experts import pick_tilings
 
 HOPPER = GPUTarget("cuda", 90, 32)
 # Bytes of shared memory of a program on an H100 and an H200.
@@ -61,13 +61,13 @@ def experts(height: int, is_fp8: bool) -> None:
     first, second = pick_tilings(height, is_fp8)
     shared = {"HEIGHT": height, "EVEN": True, "FP8": is_fp8}
     matrix = _FP8 if is_fp8 else "*bf16"
-    types = {"x": matrix, "w": matrix, "hidden": matrix, "num_tiles": "*i32"}
+    types = {"x": matrix, "w": matrix, "num_tiles": "*i32"}
     tiling = {"BLOCK_N": first.block_n, "BLOCK_K": first.block_k, "TOP_K": 8, "GELU": True}
     options = {"num_warps": first.num_warps, "num_stages": first.num_stages}
     compile_kernel(gemma_experts._gate_up_kernel, {**shared, **tiling}, options, **types)
     options = {"num_warps": second.num_warps, "num_stages": second.num_stages}
-    down = {**shared, "BLOCK_N": second.block_n, "BLOCK_K": GROUP}
-    compile_kernel(gemma_experts._down_kernel, down, options, **types)
+    down = {**shared, "BLOCK_N": second.block_n, "BLOCK_K": second.block_k}
+    compile_kernel(gemma_experts._down_kernel, down, options, **types, hidden=matrix)
 
 
 def rows() -> None:
