@@ -25,6 +25,8 @@ from quicksilver.diffusion.edit import MAX_EDIT_STEPS_PER_POSITION
 # The rules of `confidence` that the kernel knows, by their number. The number after them is the `edit` decoder.
 RULES = (CommitRule.THRESHOLD, CommitRule.STATIC, CommitRule.DYNAMIC)
 EDIT = len(RULES)
+# Of a round.
+MAX_SEQUENCES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,8 @@ def _store_tiles(out, b, first, end, TILE_ROWS: tl.constexpr, TILES: tl.constexp
         tl.store(out + 3 * t + 2, tl.where(is_used, tl.minimum(top + TILE_ROWS, end), 0))
 
 
-@triton.jit
+# One compiled kernel serves rounds of all sizes.
+@triton.jit(do_not_specialize=["num_rows", "max_pages", "num_heads", "mask_id", "count", "capacity"])
 def _rows_kernel(
     start_at, step_at, writes_at, before_at, block_at, pages, columns, tiles, head, snapshot, num_rows, max_pages,
     num_heads, mask_id, count, capacity, L: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr, PAGE: tl.constexpr,
@@ -251,7 +254,7 @@ def write_block_rows(
         state.start, state.step, state.writes, state.before, state.block, state.pages, rows.columns, rows.tiles,
         rows.head, snapshot, rows.columns.shape[1], state.pages.shape[1], rows.head.shape[1], dialect.mask_id, count,
         capacity,
-        L=block_len, BLOCK=triton.next_power_of_2(block_len), COUNT=triton.next_power_of_2(count), PAGE=page_size,
+        L=block_len, BLOCK=triton.next_power_of_2(block_len), COUNT=MAX_SEQUENCES, PAGE=page_size,
         TILE_ROWS=rows.tile_rows, TILES=len(rows.tiles) // count, SHIFTED=int(dialect.is_shifted), num_warps=1,
         **pdl_options(),
     )  # fmt: skip

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.cuda.block_kernels import (
+    MAX_SEQUENCES,
     RULES,
     BlockRows,
     BlockState,
@@ -233,7 +234,7 @@ class BlockRounds:
 
     def __init__(self, executor: GraphExecutor, max_sequences: int) -> None:
         self.executor, self.block_len = executor, executor.model.config.dialect.block_len
-        largest = min(max_sequences, MAX_ROUND_ROWS // (2 * self.block_len))
+        largest = min(max_sequences, MAX_ROUND_ROWS // (2 * self.block_len), MAX_SEQUENCES)
         self.sizes = [1 << i for i in range(max(largest, 1).bit_length())]
         shapes = [(size, capacity) for size in self.sizes for capacity in capacities(size, self.block_len)]
         self.graphs = {shape: BlockGraph(executor, *shape) for shape in shapes}
@@ -241,8 +242,9 @@ class BlockRounds:
         self._most_writers = 0  # in recent rounds
 
     def prepare(self) -> None:
-        """Capture the rounds of all sizes."""
-        for graph in counted("capturing block rounds", list(self.graphs.values())):
+        """Capture the small rounds. There are several larger ones of each size, which are captured at first use."""
+        small = [graph for graph in self.graphs.values() if 2 * graph.count * self.block_len <= FREE_ROWS]
+        for graph in counted("capturing block rounds", small):
             for options in UNMASKED_OPTIONS:
                 graph.prepare(options)
 
@@ -262,6 +264,7 @@ class BlockRounds:
         in_flight = _InFlight(graph, index, options, [work.end for work in works])
         if not in_flight.has_pages(self.executor.cache.page_size):
             return False
+        graph.prepare(options)  # while it holds no sequence
         graph.load(works, options)
         self._in_flight = in_flight
         return True
