@@ -28,7 +28,7 @@ def report_of(starts: list[Row]) -> Row:
             "commands": {start["server"]: start["command"] for start in starts},
         },
         "starts": [
-            {name: start[name] for name in ("server", "date", "version", "start_s", "gpu_memory_mib")}
+            {name: start.get(name) for name in ("server", "date", "version", "start_s", "loaded_s", "gpu_memory_mib")}
             for start in starts
         ],
         "load": load_rows(rows),
@@ -99,11 +99,9 @@ def prompt_rows(rows: dict[str, list[Row]]) -> list[Row]:
         }
         if runs[OURS] and runs[PEER]:
             tokens = runs[OURS][0]["prompt_tokens"] / (runs[OURS][0]["requests"] - runs[OURS][0]["failed"])
-            found.append({
-                "prompt_tokens": round(tokens),
-                "ttft_ms": round(mean(runs[OURS], lambda run: run["ttft_ms"][0]), 1),
-                "peer_ttft_ms": round(mean(runs[PEER], lambda run: run["ttft_ms"][0]), 1),
-            })  # fmt: skip
+            ours, theirs = (round(mean(runs[name], lambda run: run["ttft_ms"][0]), 1) for name in (OURS, PEER))
+            row = {"prompt_tokens": round(tokens), "asked_tokens": asked, "ttft_ms": ours, "peer_ttft_ms": theirs}
+            found.append(row | {"ratio": round(ours / theirs, 2)})
     return found
 
 
@@ -112,9 +110,9 @@ def schema_rows(rows: dict[str, list[Row]]) -> list[Row]:
     for streams in levels(rows[OURS], "schema"):
         runs = {name: of_level(rows[name], "schema", streams) for name in (OURS, PEER)}
         if runs[OURS] and runs[PEER]:
-            found.append(
-                {"requests": streams, **schema_figures(runs[OURS]), **prefixed("peer_", schema_figures(runs[PEER]))}
-            )
+            ours, theirs = schema_figures(runs[OURS]), schema_figures(runs[PEER])
+            ratio = round(ours["requests_per_s"] / theirs["requests_per_s"], 2)
+            found.append({"requests": streams, **ours, **prefixed("peer_", theirs), "ratio": ratio})
     return found
 
 

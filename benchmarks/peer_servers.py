@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -45,8 +46,10 @@ def running(command: Command, log: Path, limit_s: float) -> Iterator[tuple[int, 
             words, env={**os.environ, **command.env}, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        start_s = wait_until_ready(process, f"http://127.0.0.1:{port}{command.ready}", log, begin, limit_s)
-        yield port, {"start_s": start_s, "gpu_memory_mib": gpu_memory_mib()}
+        url = f"http://127.0.0.1:{port}"
+        start_s = wait_until_ready(process, f"{url}{command.ready}", log, begin, limit_s)
+        wait_for_models(f"{url}/v1/models", begin + limit_s)
+        yield port, {"start_s": start_s, "loaded_s": elapsed(begin), "gpu_memory_mib": gpu_memory_mib()}
     finally:
         stop(process)
         wait_for_memory(idle)
@@ -58,12 +61,27 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, begi
         try:
             with urllib.request.urlopen(url, timeout=5) as reply:
                 if reply.status == 200:
-                    return round(time.monotonic() - begin, 1)
+                    return elapsed(begin)
         except OSError:
             pass
         time.sleep(0.2)
     why = f"did not start in {limit_s:.0f} s" if process.poll() is None else f"ended with {process.returncode}"
     raise SystemExit(f"the server {why}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def wait_for_models(url: str, deadline: float) -> None:
+    """Until no model of the list is still being loaded. The first one takes requests before the others are there, and
+    loading uses the same GPU."""
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(url, timeout=10) as reply:
+            states = {(model.get("quicksilver") or {}).get("state") for model in json.load(reply)["data"]}
+        if "loading" not in states:
+            return
+        time.sleep(0.2)
+
+
+def elapsed(begin: float) -> float:
+    return round(time.monotonic() - begin, 1)
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

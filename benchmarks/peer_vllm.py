@@ -91,7 +91,7 @@ def measure(command: Command, options: argparse.Namespace) -> None:
     found: dict[str, Any] = {
         "server": command.name,
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": command.words.replace(sys.executable, "python"),
+        "command": command.words.replace(sys.executable, "python").replace(f" {options.folder} ", " FOLDER "),
         **machine(options),
         "rows": [],
         "answers": {},

@@ -14,21 +14,23 @@ def number(value: float) -> str:
 
 
 def load_table(report: Report) -> str:
-    """Levels of requests at a time. Reports before 2026-11-18 have no vLLM with several API processes."""
-    has_more = any("peer_api4_tok_per_s" in row for row in report["load"])
+    """Levels of requests at a time. The columns of gaps and of vLLM with several API processes are
+    there if they were measured."""
+    has_api4 = any("peer_api4_tok_per_s" in row for row in report["load"])
+    has_gaps = all("gap_p99_ms" in row for row in report["load"])
     header = ["requests at a time", "quicksilver, tokens/s", f"{report['peer']}, tokens/s"]
-    header += ["vLLM, 4 API processes"] if has_more else []
+    header += ["vLLM, 4 API processes"] if has_api4 else []
     header += ["ratio", "TTFT ms", "TTFT ms, vLLM"]
-    header += ["gap p99 ms", "gap p99 ms, vLLM"] if has_more else []
-    return table(tuple(header), [tuple(_load_line(row, has_more)) for row in report["load"]])
+    header += ["gap p99 ms", "gap p99 ms, vLLM"] if has_gaps else []
+    return table(tuple(header), [tuple(_load_line(row, has_api4, has_gaps)) for row in report["load"]])
 
 
-def _load_line(row: Report, has_more: bool) -> list[str]:
+def _load_line(row: Report, has_api4: bool, has_gaps: bool) -> list[str]:
     line = [str(row["requests"]), f"{row['tok_per_s']:,}", f"{row['peer_tok_per_s']:,}"]
-    if has_more:
+    if has_api4:
         line.append(f"{row['peer_api4_tok_per_s']:,}" if "peer_api4_tok_per_s" in row else "not run")
     line += [ratio(row, "tok_per_s"), number(row["ttft_ms"]), number(row["peer_ttft_ms"])]
-    return line + ([number(row["gap_p99_ms"]), number(row["peer_gap_p99_ms"])] if has_more else [])
+    return line + ([number(row["gap_p99_ms"]), number(row["peer_gap_p99_ms"])] if has_gaps else [])
 
 
 def other_table(report: Report) -> str:

@@ -19,11 +19,15 @@ from tools.peer_tables import load_table
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 SERVER = """
-import http.server, sys
+import http.server, json, sys
+states = ["loading", "loading", "ready"]
 class Ready(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/ready" else 404)
+        self.send_response(200)
         self.end_headers()
+        if self.path == "/v1/models":
+            open(sys.argv[2], "a").write(states[0])
+            self.wfile.write(json.dumps({"data": [{"id": "m"}, {"quicksilver": {"state": states.pop(0)}}]}).encode())
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Ready).serve_forever()
 """
 
@@ -108,11 +112,12 @@ def test_the_report_has_ratios_to_the_default_and_to_the_better_peer() -> None:
     assert "| 8 | 300 | 150 | 600 | 2.00 |" in load_table(report)
 
 
-def test_a_server_is_stopped_after_its_measurement(tmp_path: Path) -> None:
+def test_a_server_is_measured_when_all_its_models_are_loaded_and_stopped_afterwards(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
-    command = Command("x", f"{sys.executable} {tmp_path / 'server.py'} {{port}}", "/ready", {})
+    command = Command("x", f"{sys.executable} {tmp_path / 'server.py'} {{port}} {tmp_path / 'states'}", "/ready", {})
     with running(command, tmp_path / "log", 60) as (port, facts):
-        assert facts["start_s"] >= 0
+        assert (tmp_path / "states").read_text() == "loadingloadingready"
+        assert 0 <= facts["start_s"] <= facts["loaded_s"]
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=2)
 
