@@ -104,15 +104,15 @@ def dialects() -> str:
     rows = [
         (
             r["case"],
+            r["weights"],
             str(r["streams"]),
             f"{r['tokens_per_s']:,.0f}",
             f"{r['ms_per_forward']:.1f}",
-            f"{r['roofline_pct']:.0f} %",
-            "CUDA graphs" if r["backend"] == "CudaBackend" else "plain torch",
+            "–" if r["roofline_pct"] is None else f"{r['roofline_pct']:.0f} %",
         )
         for r in report["cases"]
     ]
-    header = ("network", "streams", "tokens/s", "ms per forward", "of the byte roofline", "runs in")
+    header = ("network", "weights", "streams", "tokens/s", "ms per forward", "of the byte roofline")
     return table(header, rows) + "\n\n" + source(report)
 
 
