@@ -41,6 +41,7 @@ from tests.support.graph_checks import (
 from tests.support.int4_checks import ORACLES
 from tests.support.kernel_checks import expect_close, here, relative_error
 from tests.support.row_adapters import random_adapter, saved
+from tests.support.slot_checks import within_buffers
 
 # Ranks that fill no page, more than one page, and one page.
 RANKS = (4, 20, 16)
@@ -156,14 +157,16 @@ def adapter_engine(
 ) -> Engine:
     """An engine on the CUDA kernels with memory for this many pages of adapters."""
     config, plain = model.config, engine_of(model, None)
-    options = {"max_rows": 128, "max_segments": max(num_slots, 8), "matmul_mode": mode}
+    running = max(num_slots, 8)
+    options = {"max_rows": 128, "max_segments": running, "matmul_mode": mode}
+    limits = limits_of(config, model.dtype, num_pages, **options)
     cache = PagedCache.allocate(config, plain.info.num_pages, 16, model.device, model.dtype, 64)
-    backend = make(GraphExecutor(model, cache, 64, limits_of(config, model.dtype, num_pages, **options)))
+    backend = make(GraphExecutor(model, cache, 64, limits))
     if num_slots:
         backend.prepare_slots(num_slots)
     adapters = AdapterCache(lambda ref: read_adapter(ref, config, "", backend), 0, backend.adapter_store)
-    running = max(num_slots, 8)
-    return Engine(backend, plain.info, replace(plain.config, max_running=running, max_rows=64), adapters=adapters)
+    settings = within_buffers(replace(plain.config, max_running=running), limits)
+    return Engine(backend, plain.info, settings, adapters=adapters)
 
 
 def answers_of(engine: Engine, requests: list[Request], at_once: int = 1000) -> dict[str, list[int]]:

@@ -13,6 +13,7 @@ from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
+from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -28,8 +29,13 @@ def slot_engine(model: Transformer, num_slots: int, mode: MatmulMode) -> Engine:
     cache = PagedCache.allocate(config, plain.info.num_pages, 16, here().device, here().dtype)
     backend = CudaBackend(GraphExecutor(model, cache, 64, limits))
     backend.prepare_slots(num_slots)
-    # Batches beyond the buffers would take the eager path, whose numbers differ in the last bits.
-    return Engine(backend, plain.info, replace(plain.config, max_rows=limits.max_rows, max_running=max(num_slots, 8)))
+    return Engine(backend, plain.info, within_buffers(replace(plain.config, max_running=max(num_slots, 8)), limits))
+
+
+def within_buffers(config: EngineConfig, limits: GraphLimits) -> EngineConfig:
+    """Batches beyond the buffers would take the eager path, whose numbers differ in the last bits."""
+    rows = limits.max_rows
+    return replace(config, max_rows=rows, prompt_rows=rows, decode_rows=rows)
 
 
 def requests(config: ModelConfig, count: int, num_tokens: int) -> list[Request]:
