@@ -196,7 +196,8 @@ def main() -> None:
     rows += measure(with_slots(engine, options.streams), groups, "slots", options)
     if options.checked_tokens:
         rows.append(compare(model, adapters, refs, options))
-    write_report(options.out, "gpu_adapters", vars(options), rows)
+    settings = {key: value for key, value in vars(options).items() if key != "out"}
+    write_report(options.out, "gpu_adapters", settings, rows)
 
 
 if __name__ == "__main__":
