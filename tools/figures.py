@@ -108,7 +108,7 @@ def dialects() -> str:
             str(r["streams"]),
             f"{r['tokens_per_s']:,.0f}",
             f"{r['ms_per_forward']:.1f}",
-            "–" if r["roofline_pct"] is None else f"{r['roofline_pct']:.0f} %",
+            "not counted" if r["roofline_pct"] is None else f"{r['roofline_pct']:.0f} %",
         )
         for r in report["cases"]
     ]
