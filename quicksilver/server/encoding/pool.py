@@ -1,16 +1,17 @@
 """EncoderPool: a few processes that encode long prompts and merge updates into files, each with limits on processor
 time and memory.
 
-The tokenizer and the parsers hold the interpreter lock while they work, so a long text read here would stop every
-stream of the server. A parser may also crash on a hostile text. Tenants take turns. A process that is lost is replaced,
-and its job is done once more. UpdateMerger uses the pool where there is one: a text that crashes the parser or takes
-too long to read costs only its own request, and nothing is merged.
+The parsers hold the interpreter lock while they work, so a long file read here would stop every stream of the server.
+A parser may also crash on a hostile text, and a template may never end. Tenants take turns. A process that is lost is
+replaced, and its job is done once more. UpdateMerger uses the pool where there is one: a text that crashes the parser
+or takes too long to read costs only its own request, and nothing is merged.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from logging import getLogger
 
 import msgspec
@@ -28,12 +29,21 @@ logger = getLogger(__name__)
 
 # The least that a job counts against the bounds on waiting jobs.
 MIN_JOB_BYTES = 16 * 2**10
+MAX_THREADS = 8
+
+
+def default_num_threads() -> int:
+    """Half of the cores, at most `MAX_THREADS`: a prompt of 16,000 tokens has about 20 pieces."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MAX_THREADS, cores // 2))
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
     num_processes: int = 2
-    # Processor time for one prompt.
+    # Threads of a process, for the pieces of one prompt.
+    num_threads: int = field(default_factory=default_num_threads)
+    # Processor time for one prompt, that of all threads.
     limit_s: float = 5.0
     # Address space that a process may add to what it started with.
     memory_bytes: int = 2**30
@@ -52,7 +62,8 @@ class EncoderPool(ProcessPool[LimitedProcess]):
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EncoderConfig | None = None) -> None:
         self.config = config = config or EncoderConfig()
         setup = msgspec.msgpack.encode(Setup.of(tokenizer, template))
-        program = ("-m", "quicksilver.server.encoding.worker", str(config.memory_bytes), str(config.limit_s))
+        limits = (config.memory_bytes, config.limit_s, config.num_threads)
+        program = ("-m", "quicksilver.server.encoding.worker", *map(str, limits))
         processes = [LimitedProcess(program, config.stall_s, setup) for _ in range(config.num_processes)]
         super().__init__(
             processes,

@@ -2,12 +2,14 @@
 
 Its jobs are prompts to encode, updates to merge into a file, and rewritten parts of a file to check.
 
-Started by `pool` as `python -m quicksilver.server.encoding.worker MEMORY_BYTES LIMIT_S`. The first frame is a Setup;
-every later one is a Job and is answered by a Reply. Limits and frames are those of a compile process.
+Started by `pool` as `python -m quicksilver.server.encoding.worker MEMORY_BYTES LIMIT_S NUM_THREADS`. The first frame
+is a Setup; every later one is a Job and is answered by a Reply. Limits and frames are those of a compile process. The
+threads encode the pieces of a long text.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import BinaryIO
 
@@ -21,6 +23,9 @@ from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.special_tokens import Specials
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
+
+# Address space that glibc reserves for the allocations of a thread.
+_ARENA_BYTES = 64 * 2**20
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -120,4 +125,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: flo
 
 if __name__ == "__main__":
     lower_priority()
-    serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))
+    memory_bytes, num_threads = int(sys.argv[1]), int(sys.argv[3])
+    # The tokenizer's library reads this when it encodes its first batch.
+    os.environ["RAYON_NUM_THREADS"] = str(num_threads)
+    serve(sys.stdin.buffer, sys.stdout.buffer, memory_bytes + num_threads * _ARENA_BYTES, float(sys.argv[2]))
