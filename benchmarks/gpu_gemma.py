@@ -23,7 +23,7 @@ from benchmarks.canvas_parts import time_kernels, time_parts
 from benchmarks.gpu_dialects import CASES, answer_all, config_of, random_network
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.capture import time_replay
-from quicksilver.backends.cuda.kernels.gemma_experts import ExpertTiling, expert_parts, pick_tilings
+from quicksilver.backends.cuda.kernels.gemma_experts import GemmaTiling, expert_parts, pick_tilings
 from quicksilver.backends.cuda.kernels.gemma_router import choose_experts
 from quicksilver.backends.cuda.kernels.gemma_rows import Rows
 from quicksilver.backends.cuda.kernels.row_kernels import quantise_rows
@@ -74,7 +74,7 @@ def compare_launches(executor: CanvasExecutor, num_rows: int) -> None:
     print("equal results:", torch.equal(*found), flush=True)
 
 
-def tilings(num_rows: int, is_fp8: bool) -> Iterator[tuple[int, ExpertTiling, ExpertTiling]]:
+def tilings(num_rows: int, is_fp8: bool) -> Iterator[tuple[int, GemmaTiling, GemmaTiling]]:
     """Heights of tiles and tilings to try, the likely ones first."""
     small = [(32, (128, 4, 4), (64, 4, 8)), (32, (256, 4, 3), (128, 4, 6)), (32, (128, 4, 6), (64, 4, 5))]
     small += [(32, (128, 8, 4), (256, 8, 4)), (32, (128, 4, 3), (128, 8, 5)), (64, (128, 4, 4), (64, 4, 6))]

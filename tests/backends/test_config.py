@@ -15,8 +15,15 @@ def test_the_module_does_not_import_torch() -> None:
 
 
 def test_engine_settings_reach_the_backend() -> None:
-    made = EngineConfig(max_rows=64, max_running=3, tree_rows=16, cuda_graphs=False).for_backend(2048, "fp8")
+    settings = EngineConfig(max_rows=64, max_running=3, tree_rows=16, adapter_bytes=2**20, cuda_graphs=False)
     expected = BackendConfig(
-        max_rows=64, prompt_rows=64, max_sequences=3, context_len=2048, weights="fp8", tree_rows=16, cuda_graphs=False
+        max_rows=64,
+        prompt_rows=64,
+        max_sequences=3,
+        context_len=2048,
+        weights="fp8",
+        tree_rows=16,
+        adapter_bytes=2**20,
+        cuda_graphs=False,
     )
-    assert made == expected
+    assert settings.for_backend(2048, "fp8") == expected

@@ -14,14 +14,14 @@ from quicksilver.backends.cuda.kernels.adapter_rows import (
     PROMPT_TILE,
     TILE,
     UNUSED,
-    AdapterRows,
     AdapterScratch,
+    AdapterTiles,
     cut_adapter_tiles,
     max_tiles,
 )
 from quicksilver.backends.cuda.kernels.network import CudaNetwork, MatmulMode
 from quicksilver.backends.cuda.kernels.workspace import SMALL_BATCH_ROWS
-from quicksilver.model.row_adapters import AdapterRows as RowsOfAdapter
+from quicksilver.model.row_adapters import AdapterRows
 
 
 class AdapterBuffers:
@@ -34,7 +34,7 @@ class AdapterBuffers:
         self._split_rows = all_rows if is_invariant else graph_rows
         term_rows = all_rows if is_invariant else SMALL_BATCH_ROWS
         self._scratch = AdapterScratch.allocate(table.pools, self._split_rows, all_rows, term_rows)
-        self._rows: dict[int, AdapterRows] = {}
+        self._rows: dict[int, AdapterTiles] = {}
 
     @classmethod
     def for_network(cls, network: CudaNetwork, limits: GraphLimits, device: torch.device) -> AdapterBuffers | None:
@@ -45,25 +45,25 @@ class AdapterBuffers:
             return None
         return cls(AdapterTable(config, num_pages, device, dtype), limits)
 
-    def rows(self, count: int) -> AdapterRows:
+    def rows(self, count: int) -> AdapterTiles:
         """The tiles of ordinary forwards of `count` rows, at fixed addresses."""
         if count not in self._rows:
             self._rows[count] = self.new_rows(count)
         return self._rows[count]
 
-    def new_rows(self, count: int) -> AdapterRows:
+    def new_rows(self, count: int) -> AdapterTiles:
         pools, is_split = self.table.pools, count <= self._split_rows
         tile = TILE if is_split else PROMPT_TILE
         shape = (max_tiles(count, self.table.num_slots, tile), 1 + tile)
         tiles = torch.full(shape, UNUSED, dtype=torch.int32, device=pools.lines.device)
-        return AdapterRows(pools, self._scratch, tiles, count, is_split)
+        return AdapterTiles(pools, self._scratch, tiles, count, is_split)
 
-    def fill(self, row_adapters: Sequence[RowsOfAdapter], count: int) -> None:
+    def fill(self, row_adapters: Sequence[AdapterRows], count: int) -> None:
         """Queue the copy of a batch's tiles. Rows of a bucket beyond the batch have no adapter."""
         send_tiles(self.rows(count), self.table.slots_of_rows(row_adapters, count))
 
 
-def send_tiles(rows: AdapterRows, slots: npt.NDArray[np.int32]) -> None:
+def send_tiles(rows: AdapterTiles, slots: npt.NDArray[np.int32]) -> None:
     """Queue the copy of the tiles of rows whose adapters have these slots."""
     host = torch.empty(rows.tiles.shape, dtype=torch.int32, pin_memory=rows.tiles.is_cuda)
     cut_adapter_tiles(slots, host.numpy())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, bucket_of
 from quicksilver.backends.cuda.inflight import RoundShape
-from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
 from quicksilver.backends.cuda.kernels.workspace import Workspace
@@ -72,7 +72,7 @@ class RoundForward:
         options: SamplingOptions,
         results: Tensor,
         runners_up: Tensor | None = None,
-        adapters: AdapterRows | None = None,
+        adapters: AdapterTiles | None = None,
     ) -> None:
         """The network and its head. `results` (4, rows) receives the proposals. `adapters`: those of the rows."""
         inputs = self.rows.inputs if adapters is None else replace(self.rows.inputs, adapters=adapters)

@@ -19,7 +19,7 @@ from quicksilver.backends.cuda.buffers import StreamMarker
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
-from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.head import NUM_NEXT
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.round_forward import RoundForward
@@ -177,7 +177,7 @@ class RoundGraph:
             self.forwards[1].run(False, options, self.results[1], adapters=adapters[1])
             accept_verified(self.state, self.results[1])
 
-    def _verify_tree(self, options: SamplingOptions, adapters: AdapterRows | None, builds: bool) -> None:
+    def _verify_tree(self, options: SamplingOptions, adapters: AdapterTiles | None, builds: bool) -> None:
         forward, cache = self.forwards[1], self.executor.cache
         tables = forward.rows.inputs.tables
         write_tree(self.state, forward.rows.device, forward.head.ints[1], tables, cache.num_paged, builds)

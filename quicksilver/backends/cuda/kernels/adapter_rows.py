@@ -81,7 +81,7 @@ def num_splits(depth: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterRows:
+class AdapterTiles:
     """The tiles of one forward, and what computes the terms of its rows."""
 
     pools: AdapterPools

@@ -27,7 +27,7 @@ _TALLEST = 128
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertTiling:
+class GemmaTiling:
     """How a launch reads weights."""
 
     block_n: int
@@ -42,12 +42,12 @@ def tile_height(num_rows: int, top_k: int, num_experts: int) -> int:
     return next((height for most, height in _HEIGHTS if mean <= most), _TALLEST)
 
 
-def pick_tilings(height: int, is_fp8: bool) -> tuple[ExpertTiling, ExpertTiling]:
+def pick_tilings(height: int, is_fp8: bool) -> tuple[GemmaTiling, GemmaTiling]:
     """Of gate and up, and of down."""
     num_warps, num_stages = (8, 3) if height > 64 else (4, 4)
     return (
-        ExpertTiling(64, 128 if is_fp8 else 64, num_warps, num_stages),
-        ExpertTiling(128, 64, num_warps, num_stages),
+        GemmaTiling(64, 128 if is_fp8 else 64, num_warps, num_stages),
+        GemmaTiling(128, 64, num_warps, num_stages),
     )
 
 
@@ -150,7 +150,7 @@ def _down_kernel(
 
 def expert_parts(
     x: Rows, top_k: int, gate_up: Weight, down: Weight, tiles: ExpertTiles, activation: str, dtype: torch.dtype,
-    tilings: tuple[ExpertTiling, ExpertTiling] | None = None,
+    tilings: tuple[GemmaTiling, GemmaTiling] | None = None,
 ) -> Tensor:  # fmt: skip
     """The output of every pair, (pairs, dim) in `dtype`. `x` (rows, dim) is in the format of the weights, `gate_up`
     (experts, 2 * ffn, dim) and `down` (experts, dim, ffn). `tiles` hold the pairs of each expert."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.adapter_rows import AdapterRows
+from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.attention import AttentionShape, AttentionWorkspace, RowTables
 from quicksilver.backends.cuda.kernels.fp8 import ActivationFormat
 from quicksilver.backends.cuda.kernels.layer_fused import LayerFusedWorkspace
@@ -42,7 +42,7 @@ class RowInputs:
     where: RowSlots
     gate: Tensor  # 1 on canvas rows, else 0
     tables: RowTables
-    adapters: AdapterRows | None = None  # of requests; None runs no kernels for them
+    adapters: AdapterTiles | None = None  # of requests; None runs no kernels for them
 
     def part(self, start: int, end: int) -> RowInputs:
         """A range of the rows, for row-wise work. Attention and the row adapters need all of them."""

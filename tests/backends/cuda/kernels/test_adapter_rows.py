@@ -14,8 +14,8 @@ from quicksilver.backends.cuda.kernels.adapter_rows import (
     PROMPT_TILE,
     TILE,
     UNUSED,
-    AdapterRows,
     AdapterScratch,
+    AdapterTiles,
     cut_adapter_tiles,
     max_tiles,
 )
@@ -72,10 +72,10 @@ def test_adapters_beside_quantised_weights(scheme: str) -> None:
     check_quantised_base(scheme, TINIEST_PLAIN, 5e-2 if here().device == "cuda" else 5e-3)
 
 
-def rows_of(table: AdapterTable, slots: list[int]) -> AdapterRows:
+def rows_of(table: AdapterTable, slots: list[int]) -> AdapterTiles:
     scratch = AdapterScratch.allocate(table.pools, 64, 64, 64)
     tiles = torch.zeros(max_tiles(len(slots), table.num_slots, TILE), 1 + TILE, dtype=torch.int32, device=here().device)
-    rows = AdapterRows(table.pools, scratch, tiles, len(slots), is_split=True)
+    rows = AdapterTiles(table.pools, scratch, tiles, len(slots), is_split=True)
     send_tiles(rows, np.array(slots, dtype=np.int32))
     return rows
 
