@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
-from quicksilver.backends.cpu.kv_page import HALF_BYTES, make_page_scores
+from quicksilver.backends.cpu.kv_page import HALF_BYTES, make_page_scores, span_scores
 from quicksilver.backends.cpu.llvm import F16, LANES
 from quicksilver.backends.cpu.row_ops import Floats
-from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of, sum_of
+from quicksilver.backends.cpu.vector_ops import make_value_sum, max_of, sum_of
 
 # For keys and values of the batch, which are floats; one query head at a time.
-_scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
 _sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
 # For pages of the cache. Several query heads at once share the conversion of a number to a float, and their independent
 # sums keep the multipliers busy.
@@ -197,7 +196,7 @@ def _visit_span(
             if is_value:
                 _sum_values(scores[0] + i * scores[1], start, stride, count, vector + 4 * i * head_dim, head_dim)
             else:
-                _score_keys(vector + 4 * i * head_dim, start, stride, count, scores[0] + i * scores[1], head_dim)
+                span_scores(vector + 4 * i * head_dim, start, stride, count, head_dim, scores[0] + i * scores[1])
 
 
 @inner
@@ -206,17 +205,6 @@ def _longest_prefix(rows: RowArrays, block: tuple[int, int]) -> int:
     for row in range(block[0], block[1]):
         longest = max(longest, rows.prefix_end[row])
     return longest
-
-
-@inner
-def _score_keys(q: int, keys: int, stride: int, count: int, scores: int, head_dim: int) -> None:
-    if head_dim == 64:
-        _scores_64(q, keys, stride, count, scores, np.int64(0))
-    elif head_dim == 128:
-        _scores_128(q, keys, stride, count, scores, np.int64(0))
-    else:
-        for start in range(0, 4 * head_dim, 64):
-            _scores_16(q + start, keys + start, stride, count, scores, np.int64(start > 0))
 
 
 @inner

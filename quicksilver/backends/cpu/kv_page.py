@@ -20,10 +20,12 @@ from quicksilver.backends.cpu.llvm import (
     F16,
     F32,
     FLOATS,
+    I32,
     LANES,
     ZEROS,
     Builder,
     Value,
+    call,
     const_i64,
     fma,
     for_each,
@@ -148,11 +150,47 @@ def make_page_scores(num_heads: int) -> Any:
             sums = for_each(b, b.sdiv(head_dim, const_i64(_UNROLL)), none, some_dims)
             for head in heads:
                 parts = sums[head * _PARTIAL_SUMS : (head + 1) * _PARTIAL_SUMS]
-                while len(parts) > 1:
-                    parts = [b.fadd(x, y) for x, y in zip(parts[::2], parts[1::2], strict=True)]
-                store(b, parts[0], scores_at, b.mul(score_stride, const_i64(head)))
+                store(b, _pairwise_sum(b, parts), scores_at, b.mul(score_stride, const_i64(head)))
             return context.get_dummy_value()
 
         return types.void(q, q_stride, keys, dim_stride, head_dim, scores, score_stride, ahead), codegen
 
     return page_scores
+
+
+@intrinsic
+def span_scores(context: Any, q: Any, keys: Any, key_stride: Any, count: Any, head_dim: Any, scores: Any) -> Any:
+    """Dot products of a query with `count` keys of the batch, floats whose dimensions are adjacent. Products are added
+    in the order of `make_page_scores`: a score does not depend on whether its key is in a page."""
+    vector = ir.VectorType(F32, _PARTIAL_SUMS)
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        q_at, keys_at, key_stride, count, head_dim, scores_at = args
+
+        def one_key(i: Value, carried: list[Value]) -> list[Value]:
+            key_at = b.add(keys_at, b.mul(i, key_stride))
+
+            def some_dims(block: Value, sums: list[Value]) -> list[Value]:
+                for first in range(0, _UNROLL, _PARTIAL_SUMS):
+                    offset = b.mul(b.add(b.mul(block, const_i64(_UNROLL)), const_i64(first)), const_i64(4))
+                    factors = [load(b, q_at, offset, vector), load(b, key_at, offset, vector), sums[0]]
+                    sums = [call(b, f"llvm.fma.v{_PARTIAL_SUMS}f32", vector, factors)]
+                return sums
+
+            num_blocks = b.sdiv(head_dim, const_i64(_UNROLL))
+            (lanes,) = for_each(b, num_blocks, [ir.Constant(vector, [0.0] * _PARTIAL_SUMS)], some_dims)
+            parts = [b.extract_element(lanes, ir.Constant(I32, lane)) for lane in range(_PARTIAL_SUMS)]
+            store(b, _pairwise_sum(b, parts), scores_at, b.mul(i, const_i64(4)))
+            return []
+
+        for_each(b, count, [], one_key)
+        return context.get_dummy_value()
+
+    return types.void(q, keys, key_stride, count, head_dim, scores), codegen
+
+
+def _pairwise_sum(b: Builder, parts: list[Value]) -> Value:
+    """The additions stay in this order: numba allows other orders only for instructions without a flag of their own."""
+    while len(parts) > 1:
+        parts = [b.fadd(x, y, flags=("arcp",)) for x, y in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]

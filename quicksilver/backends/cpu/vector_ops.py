@@ -1,4 +1,4 @@
-"""Vector loops as LLVM instructions: quantise a group, maximum, query-key scores, weighted sums of values.
+"""Vector loops as LLVM instructions: quantise a group, maximum, sums, weighted sums of values.
 
 Each is one pass in a fixed order. Addresses are integers; strides are in bytes.
 """
@@ -6,7 +6,6 @@ Each is one pass in a fixed order. Addresses are integers; strides are in bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -145,51 +144,6 @@ def _sum(b: Builder, x_at: Value, count: Value, term: Callable[[Value], Value]) 
     return for_each(b, b.sub(count, done), [_sum_lanes(b, lanes)], one_float)[0]
 
 
-def make_key_scores(num_vectors: int) -> Any:
-    """key_scores(q, keys, key_stride, count, scores, accumulate): dot products of a query with `count` keys of length
-    num_vectors * 16, written to `scores`, or added if `accumulate`."""
-
-    @intrinsic
-    def key_scores(context: Any, q: Any, keys: Any, key_stride: Any, count: Any, scores: Any, accumulate: Any) -> Any:
-        def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-            q_at, keys_at, key_stride, count, scores_at, accumulate = args
-            accumulates = b.icmp_signed("!=", accumulate, const_i64(0))
-            query = [load(b, q_at, _VECTOR_BYTES * i, FLOATS) for i in range(num_vectors)]
-
-            def products(i: Value) -> Value:
-                """The products of one key with the query, added up to one vector."""
-                key_at, total = b.add(keys_at, b.mul(i, key_stride)), ZEROS
-                for part, vector in enumerate(query):
-                    total = fma(b, vector, load(b, key_at, _VECTOR_BYTES * part, FLOATS), total)
-                return total
-
-            def add_old(total: Value, offset: Value) -> None:
-                old, zero = load(b, scores_at, offset, total.type), ir.Constant(total.type, None)
-                store(b, b.fadd(b.select(accumulates, old, zero), total), scores_at, offset)
-
-            def one_block(block: Value, carried: list[Value]) -> list[Value]:
-                first = b.mul(block, const_i64(LANES))
-                sums = _sum_each(b, [partial(products, b.add(first, const_i64(i))) for i in range(LANES)])
-                add_old(sums, b.mul(first, const_i64(4)))
-                return []
-
-            def one_key(i: Value, carried: list[Value]) -> list[Value]:
-                i = b.add(i, done)
-                add_old(_sum_lanes(b, products(i)), b.mul(i, const_i64(4)))
-                return []
-
-            blocks = b.sdiv(count, const_i64(LANES))
-            done = b.mul(blocks, const_i64(LANES))
-            for_each(b, blocks, [], one_block)
-            count = b.sub(count, done)
-            for_each(b, count, [], one_key)
-            return context.get_dummy_value()
-
-        return types.void(q, keys, key_stride, count, scores, accumulate), codegen
-
-    return key_scores
-
-
 def make_value_sum(num_vectors: int, num_heads: int = 1, kind: Any = F32) -> Any:
     """value_sum(weights, weight_stride, values, value_stride, count, out, ahead): add weighted sums of `count` values,
     numbers of `kind`, to `out`: one sum for each of `num_heads` adjacent heads. A value is loaded once for all of them.
@@ -225,18 +179,6 @@ def make_value_sum(num_vectors: int, num_heads: int = 1, kind: Any = F32) -> Any
         return types.void(weights, weight_stride, values, value_stride, count, out, ahead), codegen
 
     return value_sum
-
-
-def _sum_each(b: Builder, vectors: list[Callable[[], Value]]) -> Value:
-    """One vector with the lane sums of 16 vectors, each in the order of `_sum_lanes`. Halves of two vectors are added
-    in one instruction: 15 additions for all, where one at a time takes 64."""
-    if len(vectors) == 1:
-        return vectors[0]()
-    middle, group = len(vectors) // 2, LANES // len(vectors)
-    parts = _sum_each(b, vectors[:middle]), _sum_each(b, vectors[middle:])
-    lower = [lane for lane in range(2 * LANES) if lane % (2 * group) < group]
-    halves = [ir.Constant(INTS, [lane + offset for lane in lower]) for offset in (0, group)]
-    return b.fadd(*(b.shuffle_vector(*parts, half) for half in halves))
 
 
 def _sum_lanes(b: Builder, vector: Value) -> Value:

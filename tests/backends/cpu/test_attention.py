@@ -79,3 +79,26 @@ def test_rows_of_a_block_equal_rows_alone(group: int, head_dim: int, prefix_ends
     assert np.any(alone)
     assert np.array_equal(attended([(0, num_rows)]), alone)
     assert np.array_equal(attended([(0, 2), (2, num_rows)]), alone)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 48), (3, 64), (7, 64), (7, 128)])
+def test_keys_of_the_batch_and_keys_in_pages_give_the_same_bits(group: int, head_dim: int) -> None:
+    """A row attends to 37 keys. The last 0, 5, 21 or all of them are in the batch."""
+    random, num_keys = np.random.default_rng(2), 37
+    cache = random.standard_normal((2, 3 * PAGE_SIZE, head_dim)).astype(np.float16)
+    memory, batch = in_pages(cache), cache[:, :num_keys].astype(np.float32)
+    q = random.standard_normal((group, head_dim)).astype(np.float32)
+    keys, values = kv_heads(memory, batch)
+    scores, one = np.zeros((group, num_keys + LANES), np.float32), np.zeros(1, np.int64)
+
+    def attended(num_in_batch: int) -> np.ndarray:
+        out, prefix = np.zeros((group, head_dim), np.float32), num_keys - num_in_batch
+        rows = RowArrays(one, one + prefix, one + prefix, one + num_keys, one, np.array([[0, 1, 2]]), PAGE_SIZE)
+        vectors = RowVectors(q.ctypes.data, 0), RowVectors(out.ctypes.data, 0)
+        attend((0, 1), (group, head_dim), vectors, rows, (keys, values), scores)
+        return out
+
+    in_pages_only = attended(0)
+    assert np.any(in_pages_only)
+    for num_in_batch in (5, 21, num_keys):
+        assert np.array_equal(attended(num_in_batch), in_pages_only)

@@ -15,7 +15,14 @@ if unsupported_reason() is not None:
 
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import inner
-from quicksilver.backends.cpu.kv_page import make_page_scores, pages_of, round_to_half, scatter_halves, write_halves
+from quicksilver.backends.cpu.kv_page import (
+    make_page_scores,
+    pages_of,
+    round_to_half,
+    scatter_halves,
+    span_scores,
+    write_halves,
+)
 
 
 def random(*shape: int) -> np.ndarray:
@@ -64,6 +71,25 @@ def test_scores_of_16_keys_have_the_same_bits_with_other_heads(head_dim: int, pa
     assert np.array_equal(apart, together)
     assert np.allclose(together[:, :16], q @ keys[:, :16].astype(np.float32), rtol=1e-4, atol=1e-4)
     assert not together[:, 16:].any()
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64, 128])
+def test_scores_of_a_span_have_the_bits_of_scores_in_a_page(head_dim: int) -> None:
+    page_scores = make_page_scores(1)
+
+    @inner
+    def run(q, page, rows, in_page, in_span):  # type: ignore[no-untyped-def]
+        out, count = address_of(in_page), len(in_span)
+        page_scores(address_of(q), 0, address_of(page), 2 * page.shape[1], len(q), out, 0, address_of(page))
+        stride = 4 * rows.shape[1]
+        span_scores(address_of(q), address_of(rows), stride, count, len(q), address_of(in_span))
+
+    q, page = random(head_dim), random(head_dim, 16).astype(np.float16)
+    rows = np.concatenate((page.T.astype(np.float32), random(16, 5)), axis=1)
+    in_page, in_span = np.zeros(16, np.float32), np.zeros(13, np.float32)
+    run(q, page.view(np.int16), rows, in_page, in_span)
+    assert np.any(in_span)
+    assert np.array_equal(in_page[:13], in_span)
 
 
 def test_pages_are_views_of_the_cache() -> None:
