@@ -1,7 +1,8 @@
 """Search with cited passages: BM25 finds candidates, one decision request ranks them, and the answer must cite one.
 
-The question and its candidates are the input of one decision request, computed once; each candidate is a short question
-after it. The JSON Schema of the answer allows only the ids of the passages that were shown.
+The question and its candidates are the input of one decision request, computed once. Each candidate is a short question
+after it that repeats the passage, because small models do not find a passage by its id. The JSON Schema of the answer
+allows only the ids of the passages that were shown.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def bm25(question: str, count: int) -> list[str]:
 def rank(chat: Chat, question: str, names: list[str]) -> list[str]:
     """The passages by the probability that they answer the question, in one request."""
     asked = [
-        {"type": "predicate", "name": name, "instructions": f"Does passage [{name}] answer the question?"}
+        {"type": "predicate", "name": name, "instructions": f"{PASSAGES[name]} Does this answer the question?"}
         for name in names
     ]
     text = f"{show(names)}\n\nQuestion: {question}"
