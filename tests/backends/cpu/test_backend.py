@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from quicksilver.backends.cpu.support import unsupported_reason
-from quicksilver.core import Request
+from quicksilver.core import Request, ScoreRequest
 from quicksilver.diffusion.sample import propose, sample_rows
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.engine import Engine
+from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.transformer import Transformer
@@ -88,6 +88,26 @@ def test_alone_equals_batched_and_chunked(name: str) -> None:
         engine.add(Request(str(i), tuple(prompt), params))
     together = answers(finish_all(engine))
     assert [together[str(i)] for i in range(len(PROMPTS))] == alone
+
+
+def test_questions_asked_together_score_as_each_alone() -> None:
+    """Questions with a common beginning are rows of one span; a question alone is a prompt of its own."""
+    rng, common = random.Random(7), tuple(PROMPTS[5])
+    asked = tuple((5, 9, *(rng.randrange(128) for _ in range(rng.randrange(1, 16)))) for _ in range(24))
+    together = scored(ScoreRequest("s", common, asked, next_tokens=((1, 2),) * len(asked)))
+    for question, found in zip(asked, together, strict=True):
+        apart = scored(ScoreRequest("s", (*common, *question), ((1,), (2,))))
+        assert [logprob for (logprob,) in apart] == list(found)
+
+
+def scored(request: ScoreRequest) -> tuple[tuple[float, ...], ...]:
+    engine = int8_engine()
+    engine.add_score(request)
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Scored):
+                return event.scores.logprobs
+    raise AssertionError("no scores")
 
 
 @pytest.mark.parametrize("name", ["ar", "verify"])
