@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu_dialects import config_of, host_phases, random_network
+from benchmarks.dialect_networks import config_of, random_network
+from benchmarks.gpu_dialects import host_phases
 from benchmarks.phase_clock import PhaseClock
 from quicksilver.backends.cuda.buffers import GraphLimits, HeadBuffers, bucket_of
 from quicksilver.backends.cuda.graphs import GraphExecutor

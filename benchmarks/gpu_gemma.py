@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks.canvas_parts import time_kernels, time_parts
-from benchmarks.gpu_dialects import CASES, answer_all, config_of, random_network
+from benchmarks.dialect_networks import config_of, random_network
+from benchmarks.gpu_dialects import CASES, answer_all
 from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.capture import time_replay
 from quicksilver.backends.cuda.kernels.gemma_experts import GemmaTiling, expert_parts, pick_tilings

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_dialects import ExpertCount, config_of, copy_bandwidth, kernel_bytes, random_network
+from benchmarks.dialect_networks import config_of, random_network
+from benchmarks.gpu_dialects import ExpertCount, copy_bandwidth, kernel_bytes
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.capture import time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor, GraphVariant

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu_dialects import CASES, bytes_per_forward, config_of, main, random_network
+from benchmarks.dialect_networks import config_of, random_network
+from benchmarks.gpu_dialects import CASES, bytes_per_forward, main
 
 
 def test_every_case_runs_its_fixed_number_of_steps(tmp_path: Path) -> None:

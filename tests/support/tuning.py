@@ -23,6 +23,7 @@ from quicksilver.training.network import Network, as_written
 from quicksilver.training.service.trainer import Trainer
 from quicksilver.tuning.hyperparameters import checked
 from quicksilver.tuning.jobs import JobStore, TuningJob, new_job
+from quicksilver.tuning.models import adapter_file, find_model
 from quicksilver.tuning.settings import TrainerSettings
 from tests.support.fakes import tokenizer_json
 from tests.support.tiny import TINY
@@ -124,3 +125,10 @@ class Shop:
     def events(self, job: TuningJob) -> list[dict[str, Any]]:
         found = self.objects.find("", "fine_tuning_event", job.id, limit=1000) or []
         return [json.loads(each.body) for each in found]
+
+
+def stored_adapter(shop: Shop, name: str) -> Path:
+    """The file of a tuned model's adapter."""
+    model = find_model(shop.objects, "", name)
+    assert model is not None
+    return adapter_file(shop.objects, "", model, shop.settings.home / "adapters")

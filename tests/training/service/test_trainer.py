@@ -40,15 +40,9 @@ from tests.support.feedback import add_feedback
 from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import decode_params, generate, tiny_engine
 from tests.support.tuning import CONFIG as CONFIG_OF_BASE
-from tests.support.tuning import Shop, chat_lines
+from tests.support.tuning import Shop, chat_lines, stored_adapter
 
 SHORT = {"n_epochs": 2, "batch_size": 5, "rank": 4}
-
-
-def adapter(shop: Shop, name: str) -> Path:
-    model = find_model(shop.objects, "", name)
-    assert model is not None
-    return adapter_file(shop.objects, "", model, shop.settings.home / "adapters")
 
 
 def valid_loss(model: Transformer, base: ModelFiles) -> float:
@@ -73,10 +67,10 @@ def test_a_job_is_measured_before_and_after(shop: Shop, base: ModelFiles) -> Non
     assert min(before["tokens_per_round"], after["tokens_per_round"]) >= 1
     # Drafts of an untrained canvas adapter cannot become worse.
     assert "canvas_refresh" not in reply["quicksilver"]
-    assert load_adapter(adapter(shop, name)).canvas is None
+    assert load_adapter(stored_adapter(shop, name)).canvas is None
     # The figures are those of the adapter that was stored.
     merged = load_model(base.weights)
-    merge_skill(merged, load_adapter(adapter(shop, name)))
+    merge_skill(merged, load_adapter(stored_adapter(shop, name)))
     assert valid_loss(merged, base) == pytest.approx(after["valid_loss"], rel=0.01)
     assert find_model(shop.objects, "another project", name) is None
 
@@ -112,7 +106,7 @@ def test_a_model_that_is_an_adapter_is_tuned_with_its_adapter(shop: Shop, base: 
     assert valid_loss(merged, base) == pytest.approx(reply["quicksilver"]["before"]["valid_loss"], rel=1e-3)
     assert valid_loss(load_model(base.weights), base) != pytest.approx(valid_loss(merged, base), rel=0.01)
     # Served: the adapter of the name and the tuned one together.
-    merge_skill(merged, load_adapter(adapter(shop, reply["fine_tuned_model"])))
+    merge_skill(merged, load_adapter(stored_adapter(shop, reply["fine_tuned_model"])))
     assert valid_loss(merged, base) == pytest.approx(reply["quicksilver"]["after"]["valid_loss"], rel=0.01)
 
 
@@ -385,26 +379,3 @@ def test_a_proposal_is_measured_on_held_out_feedback_and_not_served(shop: Shop) 
     # At every threshold of the curve as many or more of the shown ones are accepted.
     for old, new in zip(before["curve"], after["curve"], strict=True):
         assert new["accepted"] >= old["accepted"]
-
-
-def test_an_adapter_of_elsewhere_is_imported(shop: Shop) -> None:
-    job = shop.create(chat_lines(), hyperparameters=SHORT)
-    shop.run()
-    reply = shop.reply(job)
-    archive = b"".join(read_pieces(shop.objects, "", reply["result_files"][1]))
-    imported = shop.create(archive, "import", suffix="mine")
-    shop.run()
-    name = shop.reply(imported)["fine_tuned_model"]
-    assert name.startswith("ft:toy:mine:")
-    one, two = (load_adapter(adapter(shop, each)) for each in (reply["fine_tuned_model"], name))
-    for (_, _, a), (_, _, b) in zip(one.low_rank(), two.low_rank(), strict=True):
-        assert torch.equal(a.A, b.A)
-        assert torch.equal(a.B, b.B)
-
-
-def test_a_hostile_import_is_refused_with_its_reason(shop: Shop) -> None:
-    job = shop.create(b"not a zip", "import")
-    shop.run()
-    error = shop.reply(job)["error"]
-    assert error["code"] == "invalid_adapter"
-    assert "zip" in error["message"]
