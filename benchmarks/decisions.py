@@ -20,11 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quicksilver.core import ScoreRequest, Scores
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, for_serving
 from quicksilver.evals.data import pack_records
+from quicksilver.evals.report import machine_facts
 from quicksilver.llm import LLM
 from quicksilver.server.endpoints.decisions.calibration import Calibration, expected_calibration_error
 from quicksilver.server.endpoints.decisions.plan import Branch, score_request
@@ -167,6 +170,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes torch's default")
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--limit", type=int, default=400, help="yes/no items; as many multiple-choice items are added")
+    parser.add_argument("--out", type=Path, help="folder of the report")
     args = parser.parse_args()
     load = LoadConfig(device=args.device, threads=args.threads)
     if args.command == "cost":
@@ -176,6 +180,13 @@ def main() -> None:
         results = [calibrate(LLM(args.model, load), args.data, args.limit)]
     for result in results:
         print(json.dumps({"model": args.model, **result}))
+    if args.out is not None:
+        hardware = torch.cuda.get_device_name() if results[0].get("device", "cpu") != "cpu" else "cpu"
+        facts = {"benchmark": "decisions", **machine_facts(), "hardware": hardware}
+        report = {**facts, "rows": [{"model": args.model, **result} for result in results]}
+        args.out.mkdir(parents=True, exist_ok=True)
+        name = f"decisions-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+        (args.out / name).write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
 """A base model and its canvas adapter on real text: speed, streams, infilling, equality with AR, and evaluation tasks.
 
-    python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
+    python -m benchmarks.gpu_coder --model coder-1.5b --data eval-data --out results
+        [--base base.gguf --canvas canvas.safetensors] [--skill skill.safetensors]
         [--parts device speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40] [--scale 1]
-        [--skill skill.safetensors] [--domains chat fim edit tools] [--tasks humaneval] [--matmul batch_invariant]
+        [--domains chat fim edit tools] [--tasks humaneval] [--matmul batch_invariant]
 
 Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32. The served bf16 engine
 runs on a rounded copy, `equality` on the fp32 weights in eager torch. `--seconds` limits all parts together, from the
-start of the process; every part has a limit of its own and reports what it has. `--data` is a folder of `eval_gpu.py
---pack`. A small `--scale` runs every part on a few short questions, to fill Triton's cache. The answers of `tasks` are
-scored afterwards, without a GPU: `eval_gpu.py --rescore OUT/coder-evals.json`.
+start of the process; every part has a limit of its own and reports what it has. `--data` is a folder with eval/ and
+train/, or one of `eval_gpu.py --pack`. A small `--scale` runs every part on a few short questions, to fill Triton's
+cache. The answers of `tasks` are scored afterwards, without a GPU: `eval_gpu.py --rescore OUT/coder-evals.json`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import pick_device
 from quicksilver.evals.prompt_builder import PromptBuilder
+from quicksilver.hub.resolve import resolve
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
@@ -62,9 +64,10 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--model", help="name of the catalogue; or --base and --canvas")
+    parser.add_argument("--base", type=Path)
     parser.add_argument("--skill", type=Path, help="a skill adapter to merge first")
-    parser.add_argument("--canvas", type=Path, required=True)
+    parser.add_argument("--canvas", type=Path)
     parser.add_argument("--domains", nargs="+", choices=[*DOMAINS, *MORE_DOMAINS], default=list(DOMAINS))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
@@ -77,7 +80,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", choices=("bfloat16", "fp8", "int4"), default="bfloat16")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="auto")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.model:
+        files = resolve(options.model)
+        options.base, options.skill, options.canvas = files.weights, files.skill, files.canvas
+    if options.base is None or options.canvas is None:
+        parser.error("name a model with a canvas adapter, or --base and --canvas")
+    return options
 
 
 def facts(options: argparse.Namespace) -> dict[str, object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_150, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_240, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_790,
@@ -32,8 +32,8 @@ BUDGETS = {
     "hub": 720,
     "llm": 800,
     "model": 4_200,
-    "server": 17_900,
-    "text": 2_430,
+    "server": 17_920,
+    "text": 2_500,
     "training": 9_540,
     "tuning": 940,
     "worker": 2_420,

@@ -311,9 +311,11 @@ class Verifier:
             return _read_reports(Path(folder), REPORTS_OF_RUN)
 
     def _run(self, claim: Claim, out: Path) -> None:
-        """Run the claim's command in the checkout. `{out}` is a folder for its report, `{data}` the claim's data."""
-        data = self.data / claim.data if self.data is not None else ""
-        words = fill(claim.command, {"python": sys.executable, "out": str(out), "data": str(data)})
+        """Run the claim's command in the checkout. `{out}` is a folder for its report, `{data}` the claim's data, and
+        `{data_folder}` the folder of all evaluation data."""
+        folder = self.data or Path()
+        places = {"out": out, "data": folder / claim.data, "data_folder": folder}
+        words = fill(claim.command, {"python": sys.executable, **{name: str(path) for name, path in places.items()}})
         self.on_run(claim)
         try:
             code, printed = run_command(words, self.root, claim.limit_s)
