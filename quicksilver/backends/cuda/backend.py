@@ -46,7 +46,7 @@ class CudaBackend:
         """Capture these rounds; a batch that fits none of them runs forward by forward."""
         options = [(one, False) for one in UNMASKED_OPTIONS] + [(ADAPTER_OPTIONS, True)] * self.supports_adapters
         variants = list(product(shapes, options, (False, True)))
-        for shape, (one, has_adapters), has_draft in counted("capturing rounds", variants):
+        for shape, (one, has_adapters), has_draft in counted("preparing rounds", variants):
             if shape not in self.rounds:
                 self.rounds[shape] = RoundGraph(self.executor, shape)
             self.rounds[shape].prepare(one, has_draft, has_adapters)

@@ -244,7 +244,7 @@ class BlockRounds:
     def prepare(self) -> None:
         """Capture the small rounds. There are several larger ones of each size, which are captured at first use."""
         small = [graph for graph in self.graphs.values() if 2 * graph.count * self.block_len <= FREE_ROWS]
-        for graph in counted("capturing block rounds", small):
+        for graph in counted("preparing block rounds", small):
             for options in UNMASKED_OPTIONS:
                 graph.prepare(options)
 

@@ -10,6 +10,7 @@ from quicksilver.backends.cuda.canvas_executor import CanvasExecutor
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.network import MatmulMode
+from quicksilver.backends.cuda.parallel_compile import compiled_in_threads
 from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.gemma import DiffusionGemma
@@ -28,15 +29,16 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
     )  # fmt: skip
     executor = GraphExecutor(model, cache, config.logit_rows, limits)
     executor.free_matrices()
-    executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     backend = CudaBackend(executor)
-    # Verify rounds are autoregressive. `confidence` in dialects with blocks has rounds of its own, and everything else
-    # decodes forward by forward.
-    if model.config.dialect == AUTOREGRESSIVE:
-        backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
-        backend.prepare_slots(config.max_sequences)
-    if has_rounds(model.config.dialect):
-        backend.prepare_blocks(config.max_sequences)
+    with compiled_in_threads(executor.device):
+        executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
+        # Verify rounds are autoregressive. `confidence` in dialects with blocks has rounds of its own, and everything
+        # else decodes forward by forward.
+        if model.config.dialect == AUTOREGRESSIVE:
+            backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
+            backend.prepare_slots(config.max_sequences)
+        if has_rounds(model.config.dialect):
+            backend.prepare_blocks(config.max_sequences)
     backend.measure()
     return backend
 
@@ -47,7 +49,8 @@ def build_canvas_backend(model: DiffusionGemma, cache: PagedCache, config: Backe
         config.max_rows, config.max_sequences, config.context_len, config.weights, prompt_rows=config.prompt_rows
     )
     executor = CanvasExecutor(model, cache, config.logit_rows, limits)
-    executor.prepare()
+    with compiled_in_threads(executor.device):
+        executor.prepare()
     return executor
 
 

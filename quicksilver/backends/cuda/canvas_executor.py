@@ -76,7 +76,7 @@ class CanvasExecutor:
 
     def prepare(self) -> None:
         """Capture all graphs before the first request needs them."""
-        for count in counted("capturing forwards", range(self.row_step, self.max_rows + 1, self.row_step)):
+        for count in counted("preparing forwards", range(self.row_step, self.max_rows + 1, self.row_step)):
             self._graph(count)
 
     def convert_adapter(self, adapter: Adapter) -> RowAdapter:

@@ -10,19 +10,32 @@ from typing import Any
 
 import torch
 
+from quicksilver.backends.cuda.parallel_compile import active_compilation
+
+# Runs before a capture: they compile kernels, load them and allocate the workspaces of libraries. Kernels that were
+# compiled in threads need one run less.
+_NUM_WARM_UP_RUNS, _NUM_COMPILED_RUNS = 2, 1
+
 
 def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-    """Capture `work` as a CUDA graph after two warm-up runs. Without CUDA it stays a plain call.
+    """Capture `work` as a CUDA graph after warm-up runs. Without CUDA it stays a plain call. Inside
+    `compiled_in_threads` the capture is deferred.
 
     The warm-up runs have their effects, so `work` must be safe to repeat on any buffer contents. Graphs of one pool
     share scratch memory, so they must not run at the same time. Other threads may copy to the device meanwhile.
     """
     if device.type != "cuda":
         return work
+    if (compilation := active_compilation()) is not None:
+        return compilation.defer(work, lambda: _capture(work, device, pool, _NUM_COMPILED_RUNS))
+    return _capture(work, device, pool, _NUM_WARM_UP_RUNS)
+
+
+def _capture(work: Callable[[], None], device: torch.device, pool: Any, num_warm_up_runs: int) -> Callable[[], None]:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(2):
+        for _ in range(num_warm_up_runs):
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()

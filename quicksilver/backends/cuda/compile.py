@@ -105,15 +105,8 @@ def source(name: str) -> str:
     return (files("quicksilver.backends.cuda.src") / name).read_text()
 
 
-def compile_kernel(
-    name: str,
-    macros: dict[str, int],
-    num_threads: int,
-    num_shared: int,
-    capability: tuple[int, int],
-) -> Kernel:
-    """The function `name` of `name`.cu with these macros, for GPUs of this compute capability."""
-    binary = compile_binary(name, macros, capability)
+def load_kernel(name: str, binary: bytes, num_threads: int, num_shared: int) -> Kernel:
+    """The function `name` of a compiled file."""
     torch.cuda.current_stream().synchronize()  # creates the CUDA context
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))

@@ -146,11 +146,11 @@ class GraphExecutor:
         if self.adapters is not None:
             buckets = sorted({bucket_of(count) for count in row_counts})
             forwards += [(count, is_gated, self._adapter_variant(count)) for count in buckets for is_gated in adapters]
-        for key in counted("capturing forwards", forwards):
+        for key in counted("preparing forwards", forwards):
             self.graph(key, partial(self.run_network, *key))
         counts = sorted({bucket_of(count) for count in proposal_counts})
         heads = list(product(counts, UNMASKED_OPTIONS + MASKED_OPTIONS))
-        for count, options in counted("capturing heads", heads):
+        for count, options in counted("preparing heads", heads):
             self.head_graph(count, options)
 
     def forward_ms(self) -> dict[tuple[int, bool], float]:

@@ -142,7 +142,7 @@ class CudaPersistentBatch:
         variants = [(size, options, False) for size, options in product(sizes, UNMASKED_OPTIONS)]
         if self.executor.adapters is not None:
             variants += [(size, ADAPTER_OPTIONS, True) for size in sizes]
-        for size, options, has_adapters in counted("capturing slots", variants):
+        for size, options, has_adapters in counted("preparing slots", variants):
             self.graph(size).prepare(options, has_adapters)
 
     def measure(self) -> tuple[TimedRound, ...]:

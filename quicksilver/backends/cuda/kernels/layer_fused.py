@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.compile import Kernel, compile_kernel, find_compiler
+from quicksilver.backends.cuda.compile import Kernel, compile_binary, find_compiler, load_kernel
 from quicksilver.backends.cuda.kernels.int4_packing import unpack_words
 from quicksilver.backends.cuda.kernels.layer_fused_shape import (
     BLOCK,
@@ -31,6 +31,7 @@ from quicksilver.backends.cuda.kernels.layer_fused_shape import (
     shared_bytes,
     with_stages,
 )
+from quicksilver.backends.cuda.parallel_compile import active_compilation
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 
@@ -332,6 +333,9 @@ class LayerFusedWeights:
         parameters = (self.rank if is_gated else 0, first.bits, first.bias is not None, len(buffers.splits[0]))
         spec = with_stages(KernelSpec(self.config, len(buffers.stream), *parameters, gpu, buffers.attention_rows))
         assert spec is not None, "can_run_layer_fused"
+        if (compilation := active_compilation()) is not None:
+            compilation.submit(spec, partial(_binary, spec))
+            return
         _kernel(spec).launch(spec.num_ctas, self.arguments(index, buffers, workspace), uses_pdl)
 
 
@@ -346,4 +350,9 @@ KERNEL = "layer_fused"
 
 @cache
 def _kernel(spec: KernelSpec) -> Kernel:
-    return compile_kernel(KERNEL, macros(spec), THREADS, shared_bytes(spec), spec.gpu.capability)
+    return load_kernel(KERNEL, _binary(spec), THREADS, shared_bytes(spec))
+
+
+@cache
+def _binary(spec: KernelSpec) -> bytes:
+    return compile_binary(KERNEL, macros(spec), spec.gpu.capability)

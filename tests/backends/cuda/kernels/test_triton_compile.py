@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("module", "num_lines"), [("compile_for_hopper", 43), ("compile_gemma", 19)])
+@pytest.mark.parametrize(
+    ("module", "num_lines"), [("compile_for_hopper", 43), ("compile_gemma", 19), ("compile_in_threads", 1)]
+)
 def test_kernels_compile_for_hopper_without_a_gpu(module: str, num_lines: int) -> None:
     """In a separate process, because a process either interprets or compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
