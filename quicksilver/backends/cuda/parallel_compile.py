@@ -90,7 +90,7 @@ def compiled_in_threads(device: torch.device, num_threads: int = 0) -> Iterator[
 
 
 def _wait(futures: list[Future[Any]]) -> None:
-    """A kernel that cannot be compiled is compiled again at its first launch, which raises the error."""
+    """Errors are raised at the first launch of the kernel that could not be compiled."""
     for future in counted("compiling kernels", futures):
         wait_for([future])
 
@@ -101,22 +101,30 @@ def _triton_mode() -> Callable[[Executor], Any] | None:
     try:
         from triton.runtime._async_compile import AsyncCompileMode
         from triton.runtime.jit import JITFunction
-    except ImportError:
+
+        run, submit = JITFunction.run, JITFunction._do_compile
+    except (ImportError, AttributeError):
         log.info("this version of Triton compiles kernels one by one")
         return None
 
     @contextmanager
     def mode(executor: Executor) -> Iterator[Callable[[], list[Future[Any]]]]:
-        run = JITFunction.run
-
         def compile_only(self: Any, *args: Any, warmup: bool = False, **options: Any) -> Any:
             return run(self, *args, warmup=True, **options)
 
-        JITFunction.run = compile_only
+        def submit_once(self: Any, key: str, signature: Any, device: Any, *args: Any) -> Any:
+            """Until it is compiled, the cache holds the kernel's future: later launches need not compute Triton's hash
+            of the kernel, its options and the environment again."""
+            kernel = submit(self, key, signature, device, *args)
+            if kernel is not None:
+                self.device_caches[device][0].setdefault(key, kernel)
+            return kernel
+
+        JITFunction.run, JITFunction._do_compile = compile_only, submit_once
         try:
             with AsyncCompileMode(executor, ignore_errors=True) as active:
                 yield lambda: list(getattr(active, "raw_futures", ()))
         finally:
-            JITFunction.run = run
+            JITFunction.run, JITFunction._do_compile = run, submit
 
     return mode

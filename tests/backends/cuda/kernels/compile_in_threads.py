@@ -6,6 +6,7 @@ backend's graphs must be in Triton's cache, so that a launch finds it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -35,11 +36,11 @@ def use_fake_driver() -> None:
 
 def main() -> None:
     use_fake_driver()
-    compiled, works = set[str](), list[Callable[[], None]]()
+    compiled, works = Counter[str](), list[Callable[[], None]]()
     whole = triton.runtime.jit.JITFunction._do_compile
 
     def counted(self: Any, *args: Any) -> Any:
-        compiled.add(f"{self._fn_name} {args[0]}")
+        compiled[f"{self._fn_name} {args[0]}"] += 1
         return whole(self, *args)
 
     def deferred(work: Callable[[], None], device: torch.device, pool: object) -> Callable[[], None]:
@@ -61,6 +62,7 @@ def main() -> None:
     build.build_backend(model, cache, limits)
     num_compiled = len(compiled)
     assert num_compiled > 20, compiled
+    assert max(compiled.values()) == 1, compiled.most_common(1)
     # Launches that only compile find every kernel.
     mode = parallel_compile._triton_mode()
     assert mode is not None
