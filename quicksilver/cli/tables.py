@@ -24,7 +24,7 @@ from quicksilver.worker.pool import ModelPoolConfig
 LIMITS = (
     *("body_bytes", "public_body_bytes", "header_bytes", "linger_bytes", "num_headers"),
     *("max_connections", "max_open", "max_open_public"),
-    *("keep_alive_comment_s", "frames_per_s", "temperature", "reasoning_effort"),
+    *("keep_alive_comment_s", "frames_per_s", "temperature", "reasoning_effort", "edit_min_logprob"),
     *("max_in_flight_waiting", "in_flight_wait_s", "start_within_s"),
     *("stored_bytes", "stored_days", "file_bytes", "batch_lines", "tuning_jobs"),
 )
@@ -101,7 +101,7 @@ def _read_table(name: str, table: Any, path: Path) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if hint is float:
+    if hint in (float, float | None):
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)

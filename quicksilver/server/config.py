@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quicksilver.errors import InvalidRequest
+
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 CHAT_ALIASES = ("mercury-2", "mercury-2.5", "mercury", "mercury-coder", "mercury-coder-small")
@@ -116,6 +118,8 @@ class ServerConfig:
     temperature: float = 0.75
     # Effort of chat requests that name none; None: no reasoning.
     reasoning_effort: str | None = None
+    # Log-probability below which a next edit is not offered, for requests without `min_logprob`; None: all are offered.
+    edit_min_logprob: float | None = None
     timeouts: Timeouts = Timeouts()
     card: ModelCard = ModelCard()
     chat_aliases: tuple[str, ...] = CHAT_ALIASES
@@ -140,3 +144,7 @@ class ServerConfig:
     # Where feedback is kept, and stored objects without accounts. `serve` sets it to QUICKSILVER_HOME or
     # ~/.cache/quicksilver.
     home: Path = field(default_factory=lambda: Path.home() / ".quicksilver")
+
+    def __post_init__(self) -> None:
+        if self.edit_min_logprob is not None and not self.edit_min_logprob <= 0:
+            raise InvalidRequest("edit_min_logprob: a log-probability is at most 0", param="edit_min_logprob")

@@ -12,8 +12,12 @@ from quicksilver.errors import InvalidRequest
 
 
 def test_tables_are_returned_by_name_and_whole_numbers_are_valid_seconds() -> None:
-    settings = tomllib.loads("port = 1\n[engine]\nmax_rows = 64\n[timeouts]\ndrain_s = 5\n")
-    assert read_tables(settings, Path("x.toml")) == {"engine": {"max_rows": 64}, "timeouts": {"drain_s": 5}}
+    text = "port = 1\n[engine]\nmax_rows = 64\n[timeouts]\ndrain_s = 5\n[limits]\nedit_min_logprob = -2\n"
+    assert read_tables(tomllib.loads(text), Path("x.toml")) == {
+        "engine": {"max_rows": 64},
+        "timeouts": {"drain_s": 5},
+        "limits": {"edit_min_logprob": -2},
+    }
 
 
 @pytest.mark.parametrize(

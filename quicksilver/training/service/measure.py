@@ -50,16 +50,16 @@ def losses(rows: LoraRows, documents: Sequence[Document], lora: Lora | None) -> 
 
 @torch.no_grad()
 def selectivity(rows: LoraRows, examples: Sequence[Example], lora: Lora | None) -> dict[str, Any]:
-    """What is shown and accepted of judged suggestions, if only those above a mean log-probability per token are shown:
-    `curve` for eleven thresholds, and `all_accepted` for the highest one that loses no accepted suggestion."""
+    """What is shown and accepted of judged suggestions, if only those are shown whose whole answer has at least some
+    log-probability: `curve` for eleven thresholds, and `all_accepted` for the highest one that loses no accepted
+    suggestion. A threshold is a value for `min_logprob` of an edit request."""
     judged = []
     for start in range(0, len(examples), BATCH):
         part = examples[start : start + BATCH]
         totals = rows.log_probs([example.document for example in part], lora).tolist()
         for example, total in zip(part, totals, strict=True):
             ids, at = example.document.token_ids.tolist(), example.document.prompt_len
-            mean = total / max(1, len(ids) - at)
-            judged.append(Proposal(ids[:at], ids[at:], "feedback", True, example.label, mean))
+            judged.append(Proposal(ids[:at], ids[at:], "feedback", True, example.label, total))
     least = min((proposal.log_prob for proposal in judged if proposal.is_accepted), default=0.0)
     kept = [replace(proposal, is_shown=proposal.log_prob >= least) for proposal in judged]
     points = [*selectivity_curve(judged), selectivity_curve(kept, num_points=1)[0]]

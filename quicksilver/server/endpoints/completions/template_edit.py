@@ -1,7 +1,7 @@
 """Next edits that arrive as the prompt of a completion, in the template of an edit model.
 
 The edit is planned as one of `/v1/edit/completions`; the reply is a text completion in the template's own form. An
-answer that was cut off is not offered: the region comes back unchanged.
+answer that was cut off or is too unlikely is not offered: the region comes back unchanged.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from quicksilver.core import FinishReason
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.editing.prompts import rewritten_region
 from quicksilver.editing.templates import EditTemplate
 from quicksilver.server.endpoints.completions.format import CompletionFormat
 from quicksilver.server.endpoints.completions.wire import CompletionBody, TextChunk, TextCompletion
-from quicksilver.server.endpoints.edits.edit import plan_parsed_edit
+from quicksilver.server.endpoints.edits.edit import is_offered, plan_parsed_edit
 from quicksilver.server.endpoints.edits.wire import MAX_EDIT_TOKENS, EditBody, EditMessage
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.services import Services
@@ -49,7 +48,7 @@ class TemplateEditFormat(CompletionFormat):
 
     def __init__(self, plan: ReplyPlan, body: CompletionBody, services: Services, template: EditTemplate) -> None:
         super().__init__(plan, body, services)
-        self._template = template
+        self._template, self._min_logprob = template, services.config.edit_min_logprob
         self._answer = CollectedAnswer()
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> TextCompletion:
@@ -64,5 +63,5 @@ class TemplateEditFormat(CompletionFormat):
 
     def _text(self, answer: CollectedAnswer) -> str:
         edit = self._template.request
-        is_cut = answer.finished.reason is FinishReason.LENGTH
-        return self._template.write_reply(edit.region if is_cut else rewritten_region(edit, answer.content))
+        is_kept = is_offered(answer, self._min_logprob)
+        return self._template.write_reply(rewritten_region(edit, answer.content) if is_kept else edit.region)

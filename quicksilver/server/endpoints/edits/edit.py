@@ -87,15 +87,20 @@ def edit_params(body: EditBody, max_new_tokens: int, services: Services) -> Deco
             "presence_penalty": body.presence_penalty,
             "seed": read_seed(body.seed),
             "decoder": read_decoder(body.decoder, is_realtime=False, info=services.engine.info),
-            "logprobs": None if body.min_logprob is None else 0,
+            "logprobs": None if min_logprob(body, services) is None else 0,
         },
     )
+
+
+def min_logprob(body: EditBody, services: Services) -> float | None:
+    """The log-probability that an edit needs to be offered, or None: that of the request, else that of the server."""
+    return services.config.edit_min_logprob if body.min_logprob is None else body.min_logprob
 
 
 class EditFormat(ChatReplyFormat):
     def __init__(self, plan: ReplyPlan, edit: EditRequest, body: EditBody, services: Services) -> None:
         super().__init__(plan, body, services)
-        self._edit, self._min_logprob = edit, body.min_logprob
+        self._edit, self._min_logprob = edit, min_logprob(body, services)
         self._answer = CollectedAnswer()
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> ChatCompletion:
@@ -110,12 +115,14 @@ class EditFormat(ChatReplyFormat):
             yield self.chat_chunks.chunk(0, {}, finish_reason(piece))
 
     def _fenced(self, answer: CollectedAnswer) -> CollectedAnswer:
-        """The rewritten region in a bare fence; the region as it is, if the edit was cut off or is too unlikely."""
-        is_kept = answer.finished.reason is not FinishReason.LENGTH and self._is_likely(answer)
+        """The rewritten region in a bare fence; the region as it is, if the edit is not offered."""
+        is_kept = is_offered(answer, self._min_logprob)
         return replace(answer, content=edit_reply(self._edit, answer.content if is_kept else self._edit.region))
 
-    def _is_likely(self, answer: CollectedAnswer) -> bool:
-        """Whether the whole answer, with the token that ends it, has at least the wanted log-probability."""
-        end = answer.finished.stop_logprob
-        found = [*answer.logprobs, *([] if end is None else [end])]
-        return self._min_logprob is None or sum(token.logprob for token in found) >= self._min_logprob
+
+def is_offered(answer: CollectedAnswer, least: float | None) -> bool:
+    """Whether the answer was not cut off and, with the token that ends it, has at least this log-probability."""
+    end = answer.finished.stop_logprob
+    found = [*answer.logprobs, *([] if end is None else [end])]
+    is_likely = least is None or sum(token.logprob for token in found) >= least
+    return is_likely and answer.finished.reason is not FinishReason.LENGTH

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quicksilver.core import FinishReason, Request
+from quicksilver.core import FinishReason, Request, TokenLogprob
 from tests.editing.test_templates import FIM, PREFIX, SUFFIX, SWEEP, ZETA
 from tests.server.conftest import Served, chat, events, says
 from tests.support.fake_engine import Step, spoken
@@ -59,3 +61,15 @@ async def test_an_edit_that_was_cut_off_leaves_the_region_unchanged(served: Serv
     served.engine.script = cut
     choice = (await served.post(PATH, {"prompt": SWEEP})).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == (f"{REGION}\n", "length")
+
+
+async def test_an_edit_below_the_log_probability_of_the_server_leaves_the_region_unchanged(served: Served) -> None:
+    def unlikely(request: Request) -> list[Step]:
+        ids = small_tokenizer().encode(REWRITTEN)
+        (delta,) = spoken(request, ids, piece_len=len(ids))
+        return [replace(delta, logprobs=tuple(TokenLogprob(i, -3 / len(ids)) for i in ids))]  # type: ignore[type-var]
+
+    served.engine.script = unlikely
+    for least, text in ((-3.1, REWRITTEN), (-2.5, REGION)):
+        served.configure(edit_min_logprob=least)
+        assert (await served.post(PATH, {"prompt": SWEEP})).json()["choices"][0]["text"] == f"{text}\n"

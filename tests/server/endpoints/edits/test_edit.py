@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from quicksilver.core import Delta, FinishReason, Request, TokenLogprob
+from quicksilver.errors import InvalidRequest
+from quicksilver.server.config import ServerConfig
 from tests.server.conftest import Served, events, says
 from tests.support.fake_engine import Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
@@ -128,17 +130,26 @@ def unlikely(request: Request) -> list[Step]:
     return [replace(delta, logprobs=(*logprobs, TokenLogprob(0, -1.0)))]
 
 
-@pytest.mark.parametrize(("min_logprob", "is_shown"), [(-3.1, True), (-2.5, False)])
+@pytest.mark.parametrize(
+    ("default", "min_logprob", "is_shown"),
+    [(None, -3.1, True), (None, -2.5, False), (-3.1, None, True), (-2.5, None, False), (-2.5, -3.1, True)],
+)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_edit_that_is_too_unlikely_is_not_offered(
-    served: Served, min_logprob: float, is_shown: bool, stream: bool
+    served: Served, default: float | None, min_logprob: float | None, is_shown: bool, stream: bool
 ) -> None:
+    served.configure(edit_min_logprob=default)
     served.engine.script = unlikely
     response = await served.post(EDIT, edit(min_logprob=min_logprob, stream=stream))
     replies = events(response) if stream else [response.json()]
     choices = [choice for reply in replies for choice in reply["choices"]]
     content = "".join(choice.get("delta", choice.get("message", {})).get("content") or "" for choice in choices)
     assert content == f"```\n{REWRITTEN if is_shown else REGION}\n```"
+
+
+def test_the_default_of_the_server_is_at_most_zero() -> None:
+    with pytest.raises(InvalidRequest, match="edit_min_logprob"):
+        ServerConfig(edit_min_logprob=0.5)
 
 
 async def test_a_least_log_probability_is_at_most_zero(served: Served) -> None:
