@@ -96,7 +96,7 @@ class Editor:
                 assert reply["stored"]
 
     async def score_all(self, asked: Sequence[Asked]) -> list[Asked]:
-        """With the mean log-probability per token of each shown answer."""
+        """With the log-probability of each shown answer."""
         return list(await asyncio.gather(*map(self._score, asked)))
 
     async def _score(self, one: Asked) -> Asked:
@@ -113,7 +113,7 @@ class Editor:
         }
         reply = await self._post("/v1/completions", body)
         values = reply["choices"][0]["logprobs"]["token_logprobs"][len(prompt) : len(prompt) + len(answer)]
-        return replace(one, proposal=replace(one.proposal, log_prob=sum(values) / len(values)))
+        return replace(one, proposal=replace(one.proposal, log_prob=sum(values)))
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         async with self._places:
