@@ -166,7 +166,7 @@ def adapter_engine(
         backend.prepare_slots(num_slots)
     adapters = AdapterCache(lambda ref: read_adapter(ref, config, "", backend), 0, backend.adapter_store)
     settings = within_buffers(replace(plain.config, max_running=running), limits)
-    return Engine(backend, plain.info, settings, adapters=adapters)
+    return Engine(backend, plain.info, settings, dialect=config.dialect, adapters=adapters)
 
 
 def answers_of(engine: Engine, requests: list[Request], at_once: int = 1000) -> dict[str, list[int]]:

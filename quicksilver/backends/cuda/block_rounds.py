@@ -61,13 +61,15 @@ def has_rounds(dialect: Dialect) -> bool:
 
 
 def fits_round(work: Work, block_len: int) -> bool:
-    """Whether a round can compute `work`: the canvas, and no other context than the block before it."""
+    """Whether a round can compute `work`: the canvas, and no other context than the block before it. Rounds do not
+    apply the adapters of requests."""
     params, tail, num_context = work.sequence.request.params.decoder, work.tail, work.end - work.start
     is_known = params.name is DecoderName.EDIT or (params.name is DecoderName.CONFIDENCE and params.rule in RULES)
     if tail is None or not is_known or work.end % block_len or num_context not in (0, block_len):
         return False
     # Without canvas rows it is the first position of a block, which the block before predicts.
-    return (len(tail.token_ids) == block_len or num_context > len(tail.token_ids) == 0) and fits_rounds(work)
+    has_rows = len(tail.token_ids) == block_len or num_context > len(tail.token_ids) == 0
+    return has_rows and work.sequence.adapter is None and fits_rounds(work)
 
 
 def capacities(size: int, block_len: int) -> tuple[int, ...]:

@@ -11,14 +11,19 @@ if (reason := refusal()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 from dataclasses import replace
+from pathlib import Path
 
 from quicksilver.backends.cuda import block_rounds
+from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.block_rounds import has_rounds, round_size
+from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.core import DecoderName, DecoderParams, Request
+from tests.support.adapter_checks import adapter_engine, adapters_for, answers_of
 from tests.support.block_checks import (
     BLOCK,
     RULES,
     SHIFTED,
+    CountingRounds,
     block_engine,
     check_decisions,
     check_rounds,
@@ -89,6 +94,32 @@ def test_blocks_for_which_a_round_has_no_rows_are_written_by_another_one(monkeyp
     with torch.inference_mode():
         assert block_rounds.capacities(4, 4)[0] == 2
         check_rounds(dialect_on_graphs("sdar", TINIEST), options, [5, 5, 5, 5], max_sequences=4, at_once=4)
+
+
+@pytest.mark.parametrize("prompt_len", [5, 8])
+def test_requests_with_adapters_run_in_ordinary_forwards(tmp_path: Path, prompt_len: int) -> None:
+    """Rounds have no kernels for row adapters."""
+    made = list[CountingRounds]()
+
+    class WithRounds(CudaBackend):
+        def __init__(self, executor: GraphExecutor) -> None:
+            super().__init__(executor)
+            made.append(CountingRounds(executor, 4))
+            self.blocks = made[0]
+
+    with torch.inference_mode():
+        model = dialect_on_graphs("sdar", TINIEST)
+        ref = adapters_for(model.config, tmp_path)[1]
+        params = decode_params("confidence", threshold=0.05, max_new_tokens=9)
+        prompt = tuple(range(1, 1 + prompt_len))
+        requests = [Request(name, prompt, params, adapter=one) for name, one in (("0", ref), ("1", None))]
+        expected = answers_of(adapter_engine(model, 8), requests)
+        assert expected["0"] != expected["1"], "the adapter changes nothing"
+        engine = adapter_engine(model, 8, make=WithRounds)
+        assert answers_of(engine, requests) == expected
+        assert not made[0].num_read
+        assert answers_of(engine, requests[1:]) == {"1": expected["1"]}
+        assert made[0].num_read
 
 
 def test_other_requests_run_in_ordinary_forwards() -> None:
