@@ -22,3 +22,4 @@ class BackendConfig:
     cuda_graphs: bool = True  # False runs plain torch on a GPU
     adapter_bytes: int = 0  # memory on a GPU for adapters that requests name; 0 applies none
     tree_rows: int = -1  # rows of a draft tree: 0, 16 or 32; -1 picks by the size of the network
+    compile_threads: int = 0  # that compile the kernels of all graphs at a start; 0 compiles each at its first launch

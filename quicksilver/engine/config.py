@@ -74,6 +74,11 @@ class EngineConfig:
         1 << 30, "Memory for adapters of requests; on a GPU at most a sixteenth of the free memory; 0 turns them off."
     )
 
+    # 0 until a start with threads was measured on a GPU.
+    compile_threads: int = setting(
+        0, "Threads that compile the CUDA kernels of a first start; 0 compiles each kernel when it is first run."
+    )
+
     def __post_init__(self) -> None:
         for name in ("page_size", "max_rows", "max_canvas_len", "logit_rows", "max_score_rows"):
             if getattr(self, name) < 1:
@@ -82,6 +87,8 @@ class EngineConfig:
             raise InvalidRequest("engine setting prompt_rows must be at least max_rows", param="prompt_rows")
         if self.decode_rows and self.decode_rows < self.max_rows:
             raise InvalidRequest("engine setting decode_rows must be at least max_rows", param="decode_rows")
+        if self.compile_threads < 0:
+            raise InvalidRequest("engine setting compile_threads must be at least 0", param="compile_threads")
         if self.max_running < 0:
             raise InvalidRequest(
                 "engine setting max_running must be at least 1, or 0 for a default", param="max_running"
@@ -124,6 +131,7 @@ class EngineConfig:
             cuda_graphs=self.cuda_graphs,
             tree_rows=self.tree_rows,
             adapter_bytes=self.adapter_bytes,
+            compile_threads=self.compile_threads,
         )
 
 

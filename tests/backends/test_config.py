@@ -15,7 +15,9 @@ def test_the_module_does_not_import_torch() -> None:
 
 
 def test_engine_settings_reach_the_backend() -> None:
-    settings = EngineConfig(max_rows=64, max_running=3, tree_rows=16, adapter_bytes=2**20, cuda_graphs=False)
+    settings = EngineConfig(
+        max_rows=64, max_running=3, tree_rows=16, adapter_bytes=2**20, cuda_graphs=False, compile_threads=7
+    )
     expected = BackendConfig(
         max_rows=64,
         prompt_rows=64,
@@ -25,5 +27,6 @@ def test_engine_settings_reach_the_backend() -> None:
         tree_rows=16,
         adapter_bytes=2**20,
         cuda_graphs=False,
+        compile_threads=7,
     )
     assert settings.for_backend(2048, "fp8") == expected

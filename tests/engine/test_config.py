@@ -34,6 +34,7 @@ MIB = 1 << 20
         ("max_score_rows", 0),
         ("max_running", -1),
         ("decode_rows", 511),
+        ("compile_threads", -1),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:

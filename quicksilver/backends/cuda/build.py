@@ -30,7 +30,7 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
     executor = GraphExecutor(model, cache, config.logit_rows, limits)
     executor.free_matrices()
     backend = CudaBackend(executor)
-    with compiled_in_threads(executor.device):
+    with compiled_in_threads(executor.device, config.compile_threads):
         executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
         # Verify rounds are autoregressive. `confidence` in dialects with blocks has rounds of its own, and everything
         # else decodes forward by forward.
@@ -49,7 +49,7 @@ def build_canvas_backend(model: DiffusionGemma, cache: PagedCache, config: Backe
         config.max_rows, config.max_sequences, config.context_len, config.weights, prompt_rows=config.prompt_rows
     )
     executor = CanvasExecutor(model, cache, config.logit_rows, limits)
-    with compiled_in_threads(executor.device):
+    with compiled_in_threads(executor.device, config.compile_threads):
         executor.prepare()
     return executor
 

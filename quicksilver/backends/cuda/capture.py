@@ -6,15 +6,15 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
-from quicksilver.backends.cuda.parallel_compile import active_compilation
+from quicksilver.backends.cuda.parallel_compile import PendingGraph, pending_graphs
 
-# Runs before a capture: they compile kernels, load them and allocate the workspaces of libraries. Kernels that were
-# compiled in threads need one run less.
-_NUM_WARM_UP_RUNS, _NUM_COMPILED_RUNS = 2, 1
+# Runs before a capture: they compile kernels, load them and allocate the workspaces of libraries.
+_NUM_WARM_UP_RUNS = 2
 
 
 def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
@@ -26,16 +26,17 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callab
     """
     if device.type != "cuda":
         return work
-    if (compilation := active_compilation()) is not None:
-        return compilation.defer(work, lambda: _capture(work, device, pool, _NUM_COMPILED_RUNS))
-    return _capture(work, device, pool, _NUM_WARM_UP_RUNS)
+    if (pending := pending_graphs.get()) is not None:
+        pending.append(PendingGraph(work, partial(_capture, work, device, pool)))
+        return pending[-1]
+    return _capture(work, device, pool)
 
 
-def _capture(work: Callable[[], None], device: torch.device, pool: Any, num_warm_up_runs: int) -> Callable[[], None]:
+def _capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        for _ in range(num_warm_up_runs):
+        for _ in range(_NUM_WARM_UP_RUNS):
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
