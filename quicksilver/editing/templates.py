@@ -18,6 +18,12 @@ from quicksilver.editing.edit_request import CURSOR, EditRequest
 class FimParts:
     prefix: str
     suffix: str
+    # The other files of the repository.
+    context: str = ""
+
+    @property
+    def before(self) -> str:
+        return self.context + self.prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +34,20 @@ class EditTemplate:
     write_reply: Callable[[str], str]
 
 
-# Prefix, suffix and middle marks, in this order: Qwen, CodeGemma and Granite; StarCoder; SantaCoder; DeepSeek.
+# Prefix, suffix and middle marks, in this order: Qwen, CodeGemma and Granite; StarCoder; SantaCoder; DeepSeek; GLM;
+# Seed-Coder.
 _FAMILIES = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+    ("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"),
 )
+# Families whose own order is suffix, prefix, middle.
+_SUFFIX_FIRST = tuple((suffix, prefix, middle) for prefix, suffix, middle in _FAMILIES[-2:])
+# Prefix mark -> the marks before the name of a repository and before each of its files.
+_REPOSITORY = {"<|fim_prefix|>": ("<|repo_name|>", "<|file_sep|>"), "<fim_prefix>": ("<repo_name>", "<file_sep>")}
 _CODE_LLAMA = ("<PRE> ", " <SUF>", " <MID>")
 _CODESTRAL = ("[SUFFIX]", "[PREFIX]")
 
@@ -53,7 +66,11 @@ def read_fim(prompt: str) -> FimParts | None:
     for marks in _FAMILIES:
         parts = _split(prompt, marks)
         if parts is not None:
-            return _order(*parts)
+            return _order(_REPOSITORY.get(marks[0]), *parts)
+    for marks in _SUFFIX_FIRST:
+        parts = _split(prompt, marks)
+        if parts is not None:
+            return FimParts(parts[2], parts[1]) if not parts[0].strip() and not parts[3] else None
     parts = _split(prompt, _CODE_LLAMA)
     if parts is not None:
         before, prefix, suffix, rest = parts
@@ -64,13 +81,23 @@ def read_fim(prompt: str) -> FimParts | None:
     return FimParts(prefix=parts[2], suffix=parts[1])
 
 
-def _order(before: str, prefix: str, suffix: str, rest: str) -> FimParts | None:
+def _order(repository: tuple[str, str] | None, before: str, prefix: str, suffix: str, rest: str) -> FimParts | None:
     """Most editors write prefix, suffix, middle. With an empty prefix the text after the middle mark is the prefix."""
-    if before.strip():
+    context = _read_files(before, *repository) if repository else None if before.strip() else ""
+    if context is None or (prefix and rest):
         return None
-    if not rest:
-        return FimParts(prefix, suffix)
-    return FimParts(rest, suffix) if not prefix else None
+    return FimParts(prefix or rest, suffix, context)
+
+
+def _read_files(before: str, repository: str, file: str) -> str | None:
+    """The other files of a repository, with their paths; None if something else comes before the prefix. The file with
+    the gap is the last one, and has its path only."""
+    head, *files = before.split(file)
+    name = head.strip().removeprefix(repository)
+    current = files[-1].strip() if files else ""
+    if (name and name == head.strip()) or "\n" in name or "\n" in current:
+        return None
+    return "".join(f"{text.strip()}\n\n" for text in files[:-1])
 
 
 def _split(text: str, marks: Sequence[str]) -> list[str] | None:

@@ -17,6 +17,23 @@ FIM = {
     "codellama": "<PRE> {p} <SUF>{s} <MID>",
     "codestral": "[SUFFIX]{s}[PREFIX]{p}",
     "suffix first": "<fim_prefix><fim_suffix>{s}<fim_middle>{p}",
+    "glm": "<|code_prefix|>{p}<|code_suffix|>{s}<|code_middle|>",
+    "codegeex": "<|code_suffix|>{s}<|code_prefix|>{p}<|code_middle|>",
+    "seed": "<[fim-suffix]>{s}<[fim-prefix]>{p}<[fim-middle]>",
+    "seed, prefix first": "<[fim-prefix]>{p}<[fim-suffix]>{s}<[fim-middle]>",
+    "qwen with a path": "<|file_sep|>shop.py\n<|fim_prefix|>{p}<|fim_suffix|>{s}<|fim_middle|>",
+}
+GAP = "<|fim_prefix|>{p}<|fim_suffix|>{s}<|fim_middle|>"
+REPOSITORIES = {
+    "qwen": "<|repo_name|>shop\n<|file_sep|>tax.py\nTAX = 2\n<|file_sep|>a.py\nx = 1\n<|file_sep|>shop.py\n" + GAP,
+    "without a name": "<|file_sep|>tax.py\nTAX = 2\n<|file_sep|>a.py\nx = 1\n<|file_sep|>shop.py\n" + GAP,
+    "starcoder": (
+        "<repo_name>shop<file_sep>tax.py\nTAX = 2<file_sep>a.py\nx = 1<file_sep>shop.py\n"
+        "<fim_prefix>{p}<fim_suffix>{s}<fim_middle>"
+    ),
+    "without a path": (
+        "<file_sep>tax.py\nTAX = 2<file_sep>a.py\nx = 1<file_sep><fim_prefix>{p}<fim_suffix>{s}<fim_middle>"
+    ),
 }
 ZETA = """### Instruction:
 You are a code completion assistant.
@@ -58,11 +75,24 @@ def test_parts_of_every_family(name: str) -> None:
     assert read_fim(FIM[name].format(p=PREFIX, s=SUFFIX)) == FimParts(PREFIX, SUFFIX)
 
 
+@pytest.mark.parametrize("name", REPOSITORIES)
+def test_other_files_of_a_repository_come_before_the_prefix(name: str) -> None:
+    parts = read_fim(REPOSITORIES[name].format(p=PREFIX, s=SUFFIX))
+    assert parts == FimParts(PREFIX, SUFFIX, "tax.py\nTAX = 2\n\na.py\nx = 1\n\n")
+    assert parts.before == "tax.py\nTAX = 2\n\na.py\nx = 1\n\n" + PREFIX
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
         "",
         PREFIX,
+        "shop<|file_sep|>shop.py\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+        "<|repo_name|>shop\nx<|file_sep|>shop.py\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+        "<|file_sep|>shop.py\nx = 1\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+        "<file_sep>shop.py\n<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
+        "<|code_suffix|>b<|code_prefix|>a<|code_middle|>c",
+        "x<[fim-suffix]>b<[fim-prefix]>a<[fim-middle]>",
         "<|fim_prefix|>a<|fim_middle|>",
         "<|fim_suffix|>b<|fim_prefix|>a<|fim_middle|>",
         "<|fim_prefix|>a<|fim_prefix|>a<|fim_suffix|>b<|fim_middle|>",
@@ -116,7 +146,8 @@ def test_near_edits_are_plain_text(prompt: str) -> None:
 
 
 MARKS = [
-    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "[SUFFIX]", "[PREFIX]", "<PRE> ", " <SUF>", " <MID>",
+    "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|code_prefix|>", "<|code_suffix|>",
+    "<|code_middle|>", "[SUFFIX]", "[PREFIX]", "<PRE> ", " <SUF>", " <MID>",
     "<|file_sep|>", "current/a\n", "original/a\n", "updated/a\n", "### User Edits:", "### User Excerpt:",
     "### Response:", "```a\n", "\n```", "<|editable_region_start|>", "<|editable_region_end|>", "x", "\n",
 ]  # fmt: skip

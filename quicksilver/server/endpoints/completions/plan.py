@@ -77,7 +77,7 @@ def read_template(body: CompletionBody) -> tuple[CompletionBody, EditTemplate | 
         return body, None
     fim = read_fim(body.prompt)
     if fim is not None:
-        return body.model_copy(update={"prompt": fim.prefix, "suffix": fim.suffix}), None
+        return body.model_copy(update={"prompt": fim.before, "suffix": fim.suffix}), None
     return body, read_edit(body.prompt)
 
 

@@ -49,7 +49,7 @@ def read_gap(body: OllamaGenerateBody) -> OllamaGenerateBody:
     if not body.raw_ or body.suffix is not None or body.logprobs:
         return body
     fim = read_fim(body.prompt)
-    return body if fim is None else body.model_copy(update={"prompt": fim.prefix, "suffix": fim.suffix})
+    return body if fim is None else body.model_copy(update={"prompt": fim.before, "suffix": fim.suffix})
 
 
 async def plan_generate(body: OllamaGenerateBody, services: Services, tenant: str) -> ReplyPlan:
