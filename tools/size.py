@@ -17,22 +17,22 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_300, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_420, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
-    "accounts": 3_790,
+    "accounts": 3_800,
     "backends": 13_200,
     "cli": 4_120,
     "cluster": 2_540,
     "constrain": 5_260,
     "diffusion": 1_620,
-    "editing": 3_020,
+    "editing": 3_060,
     "engine": 3_130,
     "evals": 2_960,
     "hub": 720,
     "llm": 800,
     "model": 4_200,
-    "server": 17_920,
+    "server": 18_000,
     "text": 2_500,
     "training": 9_540,
     "tuning": 940,

@@ -65,6 +65,16 @@ class ObjectStore:
             row = connection.execute(_named(owner, kind, [object_id])).one_or_none()
         return None if row is None else _object(row)
 
+    def named(
+        self, owner: str, kinds: Collection[str], ids: Collection[str], max_bytes: int
+    ) -> list[StoredObject] | None:
+        """Those of these objects that exist; None if their bodies have more than `max_bytes`."""
+        own = and_(objects.c.owner == owner, objects.c.kind.in_(sorted(kinds)), objects.c.id.in_(sorted(ids)))
+        with self._store.read() as connection:
+            if _num_bytes(connection, owner, own) > max_bytes:
+                return None
+            return [_object(row) for row in connection.execute(select(objects).where(own))]
+
     def update(
         self, owner: str, kind: str, object_id: str, change: Callable[[StoredObject], StoredObject | None]
     ) -> StoredObject | None:

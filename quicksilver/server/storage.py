@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DAY_S = 86_400
 # Kinds of which finished objects are deleted when they are old or a project stores too much.
-EVICTED = ("response", "chat", "capture")
+EVICTED = ("response", "output", "chat", "capture")
 # Kinds of which finished objects are deleted when they are old.
 AGED = ("batch",)
 # Most bytes of all bodies on one page of a list.

@@ -4,6 +4,8 @@ import assert from "node:assert/strict";
 import test from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateObject, generateText, stepCountIs, streamText, tool } from "ai";
 import OpenAI from "openai";
@@ -27,6 +29,9 @@ const weather = {
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
 const model = createOpenAICompatible({ name: "quicksilver", baseURL, supportsStructuredOutputs: true })("mercury-2");
 const asking = (content) => ({ model: "mercury-2", messages: [{ role: "user", content }], temperature: 0, max_tokens: 80 });
+// The second provider talks to /v1/responses and names what the server wrote by its id; the third one to /v1/messages.
+const byResponses = createOpenAI({ baseURL, apiKey: "none" })("mercury-2");
+const byMessages = createAnthropic({ baseURL, apiKey: "none" })("mercury-2");
 const prompting = (prompt) => ({ model, prompt, temperature: 0, maxOutputTokens: 80, maxRetries: 0 });
 
 async function figure(name) {
@@ -144,6 +149,22 @@ test("ai: tool loop", async () => {
   assert.equal(steps.length, 2);
   assert.equal(typeof seen[0], "string");
 });
+
+for (const [name, provider] of [["openai", byResponses], ["anthropic", byMessages]]) {
+  test(`ai: tools and a second question, provider ${name}`, async () => {
+    const tools = {
+      weather: tool({ inputSchema: z.object({ city: z.string().max(20) }), execute: async () => "sunny, 21 degrees" }),
+    };
+    const settings = { ...prompting(WEATHER), model: provider, tools };
+    const prepareStep = ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" });
+    const first = await generateText({ ...settings, prepareStep, stopWhen: stepCountIs(2) });
+    assert.equal(first.steps.length, 2);
+    const asked = { role: "user", content: WEATHER };
+    const messages = [asked, ...first.response.messages, { role: "user", content: QUESTION }];
+    const second = await generateText({ ...settings, prompt: undefined, messages, toolChoice: "none" });
+    assert.ok(second.text.length > 0);
+  });
+}
 
 test("ai: refusal", async () => {
   await assert.rejects(generateText({ ...prompting(QUESTION), temperature: 9 }), /temperature/);

@@ -40,7 +40,7 @@ router = APIRouter(prefix="/v1", tags=["responses"])
 async def responses(request: Request) -> Response:
     body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
     tenant = caller_of(request).tenant
-    turn = await open_turn(body, services.storage, tenant)
+    body, turn = await open_turn(body, services.storage, tenant)
     plan = await plan_response(body, services, tenant, turn.checked_history)
     form = ResponsesFormat(plan, body, services, turn)
     if body.background:
@@ -81,7 +81,7 @@ async def _repeat(request: Request, saved: SavedReply, owner: str, *, is_streame
 async def count_input_tokens(request: Request) -> Response:
     body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
     tenant = caller_of(request).tenant
-    turn = await open_turn(body, services.storage, tenant)
+    body, turn = await open_turn(body, services.storage, tenant)
     chat = as_chat(body, turn.checked_history)
     prompt = await render(chat, read_tools(chat), read_effort(chat, services), services, tenant)
     return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
@@ -92,6 +92,6 @@ async def compact(request: Request) -> Response:
     """Replaces a conversation by the messages of the user and a summary that the model writes."""
     body, services = await read_for_model(request, CompactBody, RouteKind.CHAT)
     tenant = caller_of(request).tenant
-    turn = await open_turn(body, services.storage, tenant)
+    body, turn = await open_turn(body, services.storage, tenant)
     plan = await plan_compaction(body, turn, services, tenant)
     return await respond(request, services, body, plan, CompactFormat(plan, turn))

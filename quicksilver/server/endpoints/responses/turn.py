@@ -1,6 +1,7 @@
 """ResponseTurn: what one response continues, and where it and its items are stored.
 
-A stored response holds its own input only; the items before it are found by following `previous_response_id`.
+A stored response holds its own input only; the items before it are found by following `previous_response_id`. Each item
+of its output is stored apart too, so that a later request can name it by its id.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,7 +22,7 @@ from quicksilver.server.storage import Storage, read_json, write_json
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
 
-RESPONSE, CONVERSATION, ITEM = "response", "conversation", "item"
+RESPONSE, CONVERSATION, ITEM, OUTPUT = "response", "conversation", "item", "output"
 # Items that a response continues.
 MAX_ITEMS = 2048
 MAX_ID_CHARS = 256
@@ -37,6 +38,7 @@ ID_PREFIXES = {
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
 Item = dict[str, Any]
+Body = TypeVar("Body", bound=CompactBody)
 
 
 @dataclass
@@ -57,6 +59,8 @@ class ResponseTurn:
         stored = [self.stored(reply)] if self.is_stored else []
         if self.conversation is not None:
             stored += stored_items(self.conversation, [*self.items, *reply["output"]])
+        elif self.is_stored:
+            stored += stored_items(reply["id"], reply["output"], OUTPUT)
         return StoredReply(self.owner, tuple(stored), leased_by) if stored else None
 
     def stored(self, reply: Mapping[str, Any], *, leased_by: str = "", leased_until: int = 0) -> StoredObject:
@@ -73,12 +77,13 @@ class ResponseTurn:
         )
 
 
-def stored_items(conversation: str, items: Sequence[Item]) -> list[StoredObject]:
-    return [StoredObject(ITEM, item["id"], write_json(item), conversation) for item in items]
+def stored_items(parent: str, items: Sequence[Item], kind: str = ITEM) -> list[StoredObject]:
+    return [StoredObject(kind, item["id"], write_json(item), parent) for item in items]
 
 
-async def open_turn(body: CompactBody, storage: Storage, owner: str) -> ResponseTurn:
-    """Reads what the body continues. Raises NotFound for an object of another project."""
+async def open_turn(body: Body, storage: Storage, owner: str) -> tuple[Body, ResponseTurn]:
+    """Reads what the body continues; the body is returned with the items that it names by their ids. Raises NotFound
+    for an object of another project."""
     turn = ResponseTurn(storage, owner)
     bounds = HistoryBounds(storage.history_bytes)
     if isinstance(body, ResponsesBody):
@@ -94,13 +99,17 @@ async def open_turn(body: CompactBody, storage: Storage, owner: str) -> Response
     elif turn.conversation is not None:
         storage.require_on("conversation")
         turn.history = await read_conversation(storage, owner, turn.conversation, bounds)
-        await storage.require_room(owner, len(body.raw))
-    check_references(turn)
+    num_read = await read_references(turn)
+    if turn.conversation is not None:
+        await storage.require_room(owner, len(body.raw) + num_read)
     if bounds.is_cut:
         # One message is left for the instructions.
         turn.history = turn.history[-max(1, MAX_ITEMS - len(turn.items) - 1) :]
     turn.checked_history = await off_loop(bounds.num_read, lambda: parse_items(turn.history, "previous_response_id"))
-    return turn
+    if not num_read:
+        return body, turn
+    given = await off_loop(num_read + len(body.raw), lambda: parse_items(turn.items, "input"))
+    return body.model_copy(update={"input": given}), turn
 
 
 @dataclass
@@ -122,13 +131,37 @@ class HistoryBounds:
         raise ContextTooLong(f"{message}: set truncation to auto, or begin a new one.", param="input")
 
 
-def check_references(turn: ResponseTurn) -> None:
-    """An item may be named by its id where it is part of the conversation; such a reference adds nothing."""
+async def read_references(turn: ResponseTurn) -> int:
+    """Replaces references by the stored items that they name; one to an item that is part of the turn already adds
+    nothing. Returns the bytes that were read."""
     known = {item["id"] for item in turn.history}
+    named = {item["id"] for item in turn.items if item["type"] == "item_reference"} - known
+    found = await _find_items(turn, named) if named else {}
+    num_read = sum(len(each.body) for each in found.values())
+    items: list[Item] = []
     for i, item in enumerate(turn.items):
-        if item["type"] == "item_reference" and item["id"] not in known:
-            raise InvalidRequest(f"input.{i}: no item of this conversation has this id", param=f"input.{i}")
-    turn.items = [item for item in turn.items if item["type"] != "item_reference"]
+        if item["type"] != "item_reference":
+            items.append(item)
+        elif item["id"] in found:
+            known.add(item["id"])
+            stored = read_json(found.pop(item["id"]))
+            # In a conversation the copy is an item of its own.
+            items.append(as_listed(stored, keeps_id=turn.conversation is None))
+        elif item["id"] not in known:
+            raise InvalidRequest(f"input.{i}: no stored item has this id", param=f"input.{i}")
+    turn.items = items
+    return num_read
+
+
+async def _find_items(turn: ResponseTurn, ids: set[str]) -> dict[str, StoredObject]:
+    """Items of conversations and outputs of responses, by id."""
+    if not turn.storage.is_on:
+        return {}
+    most = turn.storage.history_bytes
+    found = await turn.storage.run(lambda store: store.named(turn.owner, (ITEM, OUTPUT), ids, most))
+    if found is None:
+        raise ContextTooLong(f"The items that the input names have more than {most} bytes.", param="input")
+    return {each.id: each for each in found}
 
 
 def read_items(body: CompactBody, *, keeps_ids: bool) -> list[Item]:

@@ -76,7 +76,7 @@ class CompactionItem(Wire):
 
 
 class ReferenceItem(Wire):
-    """An item of the conversation so far, by its id; it is part of the prompt already."""
+    """A stored item by its id. One of the conversation so far is part of the prompt already."""
 
     type: Literal["item_reference"]
     id: ItemId
