@@ -1,6 +1,7 @@
 """Validates finished output against the schema as it was sent, with jsonschema-rs.
 
-Shares no code with the grammars. `format` is an annotation, patterns run in linear time, and no reference is fetched.
+Shares no code with the grammars. `format` is an annotation, and no reference is fetched. Patterns run in linear time,
+or with a bounded number of steps in schemas with look-around or back-references.
 The draft is the one that `$schema` names, otherwise the newest under which the schema is well formed.
 """
 
@@ -24,6 +25,8 @@ VALIDATORS = {
 }
 # Stands for the value in error messages: a refused answer is not charged, so its text must not be quoted.
 MASK = "the value"
+# Linear time first; backtracking takes at most 20 ms for a text of 100,000 characters.
+ENGINES = (jsonschema_rs.RegexOptions(), jsonschema_rs.FancyRegexOptions(backtrack_limit=10_000))
 # Drafts to try, in this order, without `$schema`.
 FALLBACKS = (Draft.Y2020, Draft.SEVEN, Draft.FOUR)
 
@@ -55,14 +58,15 @@ def pick_draft(schema: Json) -> Draft:
 
 def build(schema: Json, draft: Draft) -> Any:
     """A validator; raises InvalidGrammar that names the keyword at fault."""
-    try:
-        return VALIDATORS[draft](
-            schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions(), mask=MASK
-        )
-    except jsonschema_rs.ValidationError as error:
-        raise malformed(error) from error
-    except ValueError as error:
-        raise InvalidGrammar(f"The schema cannot be read: {str(error)[:300]}.") from error
+    refusal: InvalidGrammar | None = None
+    for engine in ENGINES:
+        try:
+            return VALIDATORS[draft](schema, validate_formats=False, offline=True, pattern_options=engine, mask=MASK)
+        except jsonschema_rs.ValidationError as error:
+            refusal = refusal or malformed(error)
+        except ValueError as error:
+            raise InvalidGrammar(f"The schema cannot be read: {str(error)[:300]}.") from error
+    raise refusal or InvalidGrammar("The schema cannot be read.")
 
 
 def malformed(error: jsonschema_rs.ValidationError) -> InvalidGrammar:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 NAMES = st.sampled_from(["a", "b", "kind"])
 TYPES = st.sampled_from(["null", "boolean", "integer", "number", "string", "array", "object"])
+PATTERNS = ["^a", "b$", "^[ax]*$", "^(?=.*b)[ab]*$", "^(?!b)a*$", "^(?!a)[ab]*$"]
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
@@ -37,7 +38,7 @@ def leaves() -> st.SearchStrategy[dict[str, Any]]:
         st.fixed_dictionaries(
             {"type": st.just("string")}, optional={"minLength": st.integers(0, 2), "maxLength": st.integers(0, 2)}
         ),
-        st.sampled_from(["^a", "b$", "^[ax]*$"]).map(lambda pattern: {"type": "string", "pattern": pattern}),
+        st.sampled_from(PATTERNS).map(lambda pattern: {"type": "string", "pattern": pattern}),
         st.just({}),
     )
 

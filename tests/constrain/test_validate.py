@@ -37,6 +37,11 @@ def test_formats_are_annotations() -> None:
     assert validate_output({"type": "string", "format": "date"}, '"someday"') is None
 
 
+def test_backtracking_is_bounded() -> None:
+    fault = validate_output({"type": "string", "pattern": "^(?:(?=a)a+)+b$"}, '"' + "a" * 100_000 + '"')
+    assert "backtracking" in (fault or "")
+
+
 def test_numbers_that_overflow_are_not_numbers() -> None:
     assert validate_output({"type": "number"}, "1e999") is not None
 

@@ -98,6 +98,10 @@ class _Translation:
 
     def _same_escape(self, letter: str) -> None:
         """An escape that passes unchanged."""
+        if letter in "pP" and self._peek(2) == "{":
+            end = self._pattern.find("}", self._i) + 1
+            self._emit(self._pattern[self._i : end], end - self._i)
+            return
         if letter in "<>" or not letter.isascii() or (letter.isalnum() and letter not in SAFE_LETTERS):
             self._refuse(f"\\{letter} is interpreted differently by different validators")
         self._emit(f"\\{letter}", 2)

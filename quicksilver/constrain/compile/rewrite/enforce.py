@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from quicksilver.constrain.compile.rewrite import counting
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
+from quicksilver.constrain.compile.rewrite.look_around import is_unsupported, split_look_ahead
 from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
 from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, exact_bounds, require_exact_values
 from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern, other_than
 from quicksilver.constrain.compile.rewrite.prune import prune
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
-from quicksilver.constrain.compile.rewrite.regular import is_empty
+from quicksilver.constrain.compile.rewrite.regular import is_empty, is_portable
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ def own_words(rewriter: Rewriter, node: Node, words: Mapping[str, Any]) -> Json:
             out[word] = value
         elif word in NESTED:
             out[word] = NESTED[word](rewriter, value)
-    if "pattern" in words:
-        out["pattern"] = value_pattern(words["pattern"], node.at)
+    if "pattern" in words and not is_unsupported(rest := split_look_ahead(words["pattern"])[1]):
+        out["pattern"] = value_pattern(rest, node.at)
     if "patternProperties" in words:
         out |= by_name(rewriter, node, out.get("properties", {}))
     return exact_bounds(out, node.at) if out else True
@@ -201,6 +202,35 @@ def dependent_schema(rewriter: Rewriter, node: Node, key: str, needed: Node) -> 
     return any_of([{"properties": {key: False}}, all_of([{"type": "object", "required": [key]}, met])])
 
 
+def look_around(rewriter: Rewriter, node: Node, pattern: str) -> Json:
+    """What the pattern requires beyond the one that `own_words` writes."""
+    found, rest = split_look_ahead(pattern)
+    parts: list[Json] = []
+    for ahead in found:
+        if is_unsupported(ahead.pattern) or is_unsupported(rest):
+            return left_pattern(rewriter, node)
+        if ahead.must_match:
+            parts.append({"pattern": value_pattern(ahead.pattern, node.at)})
+        elif not excludes(node, rest, ahead.pattern):
+            return left_pattern(rewriter, node)
+    return left_pattern(rewriter, node) if is_unsupported(rest) else all_of(parts)
+
+
+def left_pattern(rewriter: Rewriter, node: Node) -> Json:
+    return rewriter.leave_to_validation(
+        "pattern", node.at, "look-around, back-references and word boundaries are not supported", True
+    )
+
+
+def excludes(node: Node, pattern: str, refused: str) -> bool:
+    """Whether it is proved that no string of the grammar matches `refused`."""
+    body = format_pattern(str(node.get("format")))
+    admitted = [{"pattern": value_pattern(pattern, node.at)}, *([{"pattern": body}] if body else [])]
+    return is_portable(refused.replace("(?:", "(")) and is_empty(
+        [*admitted, {"pattern": name_pattern(refused, node.at)}]
+    )
+
+
 def string_format(_rewriter: Rewriter, _node: Node, name: str) -> Json:
     pattern = format_pattern(name)
     return True if pattern is None else {"pattern": pattern}
@@ -239,7 +269,7 @@ def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
 
 def single_pattern(words: dict[str, Any], at: str) -> str | None:
     if set(words) == {"pattern"}:
-        return value_pattern(words["pattern"], at)
+        return None if is_unsupported(words["pattern"]) else value_pattern(words["pattern"], at)
     if set(words) == {"format"}:
         return format_pattern(words["format"]) or length_pattern(0, None)
     if set(words) <= {"minLength", "maxLength"}:
@@ -261,6 +291,7 @@ CONJUNCTS: dict[str, Callable[[Rewriter, Node, Any], Json]] = {
     "if": conditional,
     "dependentRequired": dependent_names,
     "dependentSchemas": dependent_schemas,
+    "pattern": look_around,
     "format": string_format,
     "contentEncoding": encoding,
     "contentMediaType": media_type,

@@ -35,6 +35,7 @@ from tests.constrain.walks import accepts, admits, compact, schema_spec
         ('^[^"]$', "'", '"'),
         (r"^[^\\]*$", "/", "a\\b"),
         (r"^[a\x00-\x1f]$", "\n", '"'),
+        (r"^\p{Lu}\P{L}$", "A1", "a1"),
     ],
 )
 def test_the_same_strings_match(pattern: str, taken: str, refused: str) -> None:
