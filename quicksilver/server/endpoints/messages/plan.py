@@ -37,7 +37,7 @@ from quicksilver.text.chat import lower_budget
 # Anthropic's efforts that have another name here.
 EFFORTS = {"xhigh": "high", "max": "high"}
 # Fields that change no answer and that clients send with every request.
-SILENT = frozenset({"metadata", "service_tier", "context_management"})
+SILENT = frozenset({"cache_control", "metadata", "service_tier", "context_management"})
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 DEFAULT_EFFORT = "medium"
 
@@ -45,7 +45,10 @@ DEFAULT_EFFORT = "medium"
 async def plan_message(body: MessagesBody, services: Services, tenant: str) -> ReplyPlan:
     check_signatures(body.messages, services)
     if body.messages[-1].role == "assistant":
-        raise InvalidRequest("messages: the last message is not of the assistant here", param="messages")
+        raise InvalidRequest(
+            "messages: the last message must be of the user; the beginning of an answer cannot be given",
+            param="messages",
+        )
     try:
         plan = await plan_chat(as_chat(body), services, tenant)
     except ContextTooLong as error:
@@ -193,7 +196,7 @@ def _texts(blocks: Sequence[Block] | Sequence[ResultBlock]) -> Iterator[str]:
         if isinstance(block, TextBlock):
             yield block.text
         elif isinstance(block, DocumentBlock):
-            yield "\n".join(part for part in (block.title, block.context, block.source.data) if part)
+            yield "\n".join(part for part in (block.title, block.context, block.source.text) if part)
         elif isinstance(block, SearchResultBlock):
             yield "\n".join((block.title, block.source, *(text.text for text in block.content)))
         elif isinstance(block, ToolReferenceBlock):

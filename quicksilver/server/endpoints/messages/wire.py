@@ -85,12 +85,25 @@ class TextSource(Wire):
     type: Literal["text"]
     data: str
 
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+class ContentSource(Wire):
+    type: Literal["content"]
+    content: str | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "\n".join(block.text for block in self.content)
+
 
 class DocumentBlock(Wire):
     """A document that is given as text."""
 
     type: Literal["document"]
-    source: TextSource
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
 

@@ -64,6 +64,10 @@ def test_documents_and_search_results_are_text() -> None:
     document = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "D"}}
     found = {"type": "search_result", "source": "s", "title": "U", "content": [{"type": "text", "text": "F"}]}
     assert roles(body([{"role": "user", "content": [document, found]}])) == [("user", "T\nD\n\nU\ns\nF")]
+    parts = [{"type": "text", "text": "D"}, {"type": "text", "text": "E"}]
+    for content, text in (("D", "D"), (parts, "D\nE")):
+        whole = {"type": "document", "source": {"type": "content", "content": content}}
+        assert roles(body([{"role": "user", "content": [whole]}])) == [("user", text)]
 
 
 @pytest.mark.parametrize(
