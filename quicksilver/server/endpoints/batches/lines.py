@@ -50,6 +50,9 @@ def read_lines(content: bytes, endpoint: str | None = None) -> tuple[list[BatchL
             errors.append(_error("mismatched_endpoint", f"The url is not {' or '.join(allowed)}.", number, "url"))
         elif line.body.get("stream"):
             errors.append(_error("invalid_line", "body.stream: a batch is not streamed", number, "body.stream"))
+        elif line.body.get("background"):
+            message = "body.background: a batch waits for its answers"
+            errors.append(_error("invalid_line", message, number, "body.background"))
         elif line.custom_id in seen:
             errors.append(_error("duplicate_custom_id", "This custom_id comes twice.", number, "custom_id"))
         seen.add(line.custom_id)

@@ -81,6 +81,7 @@ async def test_lines_that_fail_are_in_a_file_of_their_own(served: Served) -> Non
         (orjson.dumps({"custom_id": "x"}), "invalid_line"),
         (orjson.dumps(line(0, url="/v1/completions")), "mismatched_endpoint"),
         (orjson.dumps({**line(0), "body": chat(stream=True)}), "invalid_line"),
+        (orjson.dumps({**line(0), "body": chat(background=True)}), "invalid_line"),
         (b"\n".join([orjson.dumps(line(0))] * 2), "duplicate_custom_id"),
     ],
 )
