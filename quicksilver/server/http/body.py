@@ -175,6 +175,11 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "functions": (),
     "prediction": (),
     "web_search_options": (),
+    # OpenRouter, DashScope, DeepSeek
+    "enable_thinking": (False,),
+    "reasoning": ({"enabled": False}, {"effort": "none"}),
+    "thinking": ({"type": "disabled"},),
+    "thinking_budget": (0,),
     # vLLM
     "add_generation_prompt": (True,),
     "allowed_token_ids": (),
@@ -200,9 +205,12 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "structured_outputs": (),
     "truncate_prompt_tokens": (-1,),
     "use_beam_search": (False,),
-    # SGLang
+    # SGLang and TGI
+    "custom_logit_processor": (),
     "ebnf": (),
     "lora_path": (),
+    "max_new_tokens": (),
+    "min_new_tokens": (0,),
     "regex": (),
     "stop_regex": (),
     # llama.cpp and text-generation-webui

@@ -320,6 +320,25 @@ async def test_values_without_effect_are_neutral(served: Served) -> None:
     assert (await served.post("/v1/chat/completions", chat(**fields))).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "medium"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "none"),
+        ({"chat_template_kwargs": {"enable_thinking": None}}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}, "low"),
+    ],
+)
+def test_the_switch_of_other_servers_for_reasoning_is_an_effort(fields: dict[str, object], effort: str | None) -> None:
+    assert ChatBody.model_validate(chat(**fields)).reasoning_effort == effort
+
+
+async def test_other_options_of_the_chat_template_are_refused(served: Served) -> None:
+    refused = await served.post("/v1/chat/completions", chat(chat_template_kwargs={"add_vision_id": True}))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "chat_template_kwargs.add_vision_id"
+
+
 async def test_an_unknown_field_is_ignored(served: Served) -> None:
     reply = await served.post("/v1/chat/completions", chat(frobnicate=1))
     assert reply.status_code == 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from quicksilver.server.generation.prompt_scores import PromptLogprobsReply
@@ -145,6 +145,12 @@ ResponseFormat = Annotated[
 Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
+class TemplateOptions(OwnWire):
+    """vLLM's options of the chat template. The only one that is known turns reasoning on or off."""
+
+    enable_thinking: bool | None = None
+
+
 class ChatBody(GenerationBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
         description="The conversation, oldest message first."
@@ -214,6 +220,9 @@ class ChatBody(GenerationBody):
     reasoning_effort: Effort | None = Field(
         default=None, description="How long the model may reason before it answers. Default: none."
     )
+    chat_template_kwargs: TemplateOptions | None = Field(
+        default=None, description="vLLM: `enable_thinking` stands for the effort `medium` or `none`, if none is given."
+    )
     reasoning_summary: bool | None = Field(default=None, description="Return the first part of the reasoning.")
     reasoning_summary_wait: bool | None = Field(default=None, description="Accepted, without effect.")
     tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = Field(
@@ -241,6 +250,15 @@ class ChatBody(GenerationBody):
     metadata: Metadata | None = Field(default=None, description="Stored with the answer if `store` is true.")
     store: bool | None = Field(default=None, description="Store the answer for later retrieval. Default: false.")
     modalities: list[Literal["text"]] | None = Field(default=None, description="Only text is supported.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_switch(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict) or fields.get("reasoning_effort") is not None:
+            return fields
+        options = fields.get("chat_template_kwargs")
+        thinks = options.get("enable_thinking") if isinstance(options, dict) else None
+        return fields | {"reasoning_effort": "medium" if thinks else "none"} if isinstance(thinks, bool) else fields
 
 
 class FunctionReply(TypedDict):
