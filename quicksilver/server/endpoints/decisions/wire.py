@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from quicksilver.server.http.fields import (
     FreeObject,
     GenerationBody,
+    Off,
     OptionalText,
     StreamOptions,
     Wire,
@@ -110,13 +111,8 @@ TypedQuestion = Annotated[PredicateQuestion | ChoiceQuestion | ScoreQuestion, Fi
 class DecidingBody(GenerationBody):
     """Answers are probabilities of the whole input, so there is nothing to stream."""
 
-    @property
-    def stream(self) -> bool | None:
-        return None
-
-    @property
-    def stream_options(self) -> StreamOptions | None:
-        return None
+    stream: Off | None = None
+    stream_options: StreamOptions | None = None
 
 
 class DecisionBody(DecidingBody):

@@ -175,8 +175,9 @@ async def test_type_safe_form(served: Served) -> None:
         ({"questions": [{"type": "guess", "instructions": "x"}]}, "questions.0"),
         ({"input": "x" * 5000}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, None),
+        ({"stream": True}, "stream"),
     ],
-    ids=["none", "too many", "one choice", "repeated choice", "unknown kind", "too long", "image"],
+    ids=["none", "too many", "one choice", "repeated choice", "unknown kind", "too long", "image", "stream"],
 )
 async def test_refusals(served: Served, change: dict[str, Any], param: str | None) -> None:
     refused = await served.post("/v1/decisions", {"input": "x", "questions": QUESTIONS[:1], **change})
