@@ -72,6 +72,15 @@ def test_a_page_is_bounded_in_bytes(objects: ObjectStore) -> None:
     assert objects.extent("a", "x", "none") == (0, 0)
 
 
+def test_named_objects_are_of_one_owner_and_bounded_in_bytes(objects: ObjectStore) -> None:
+    objects.put("a", [StoredObject("x", "1", b"12"), StoredObject("y", "2", b"34"), StoredObject("z", "3", b"56")])
+    objects.put("b", [StoredObject("x", "4", b"78")])
+    asked = ["1", "2", "3", "4", "5"]
+    assert sorted(ids(objects.named("a", ("x", "y"), asked, max_bytes=4))) == ["1", "2"]
+    assert objects.named("a", ("x", "y"), asked, max_bytes=3) is None
+    assert objects.named("a", ("x", "y"), ["4"], max_bytes=3) == []
+
+
 def test_a_replaced_object_keeps_its_place(objects: ObjectStore) -> None:
     objects.put("a", [StoredObject("x", "1", b"old"), StoredObject("x", "2", b"")])
     objects.put("a", [StoredObject("x", "1", b"newer")])
