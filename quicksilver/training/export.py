@@ -42,7 +42,7 @@ def canvas_tensors(path: Path) -> dict[str, Tensor]:
     adapter = load_adapter(path)
     if not isinstance(adapter, CanvasAdapter):
         raise InvalidRequest(f"{path.name} is no canvas adapter: it has no mask embeddings")
-    return {MASKS: adapter.mask_embedding.detach().float(), **_pairs(adapter)}
+    return {MASKS: adapter.mask_embedding.detach().float(), **low_rank_tensors(adapter)}
 
 
 def skill_tensors(path: Path, reserved: Tensor) -> dict[str, Tensor]:
@@ -51,10 +51,11 @@ def skill_tensors(path: Path, reserved: Tensor) -> dict[str, Tensor]:
     if adapter.embedding_ids is None or not torch.equal(adapter.embedding_ids, reserved.cpu()):
         raise InvalidRequest(f"{path.name} was taught other reserved tokens than the data has")
     assert adapter.embedding_rows is not None
-    return {RESERVED: adapter.embedding_rows, **_pairs(adapter)}
+    return {RESERVED: adapter.embedding_rows, **low_rank_tensors(adapter)}
 
 
-def _pairs(adapter: Adapter) -> dict[str, Tensor]:
+def low_rank_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """The pairs in the tensor layout of training; `low_rank_layers` is the inverse."""
     tensors = {}
     for index, name, pair in adapter.low_rank():
         tensors[f"{index}.{name}.A"] = pair.A.detach().float()

@@ -1,7 +1,8 @@
 """Adapters in PEFT's layout: a folder with `adapter_config.json` and `adapter_model.safetensors`.
 
-Projections that the network fuses are joined on reading: A is stacked, and B becomes block-diagonal. Only plain LoRA is
-read: any other feature of the format, known here or not, is refused by its name.
+Projections that the network fuses are joined on reading: A is stacked, and B becomes block-diagonal. If they have the
+same A, as in files of this project, it is kept once. Only plain LoRA is read: any other feature of the format, known
+here or not, is refused by its name.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ PROJECTIONS = {
 _Pairs = dict[tuple[int, str], dict[str, Tensor]]
 
 
-def load_peft(folder: Path, config: ModelConfig) -> Adapter:
+def load_peft(folder: Path, config: ModelConfig, max_rank: int = MAX_PEFT_RANK) -> Adapter:
     """The adapter for a network of this shape; weights are fp32 on the CPU, with the scale multiplied into B."""
     options = read_json(folder / CONFIG_FILE)
-    rank, scale = _read_options(options)
+    rank, scale = _read_options(options, max_rank)
     path = folder / WEIGHTS_FILE
     header = read_safetensors_header(path)
     _check_header(header, config, rank)
@@ -66,7 +67,7 @@ def load_peft(folder: Path, config: ModelConfig) -> Adapter:
     return adapter.requires_grad_(False)
 
 
-def _read_options(options: Mapping[str, Any]) -> tuple[int, float]:
+def _read_options(options: Mapping[str, Any], max_rank: int) -> tuple[int, float]:
     """Rank and scale. Raises CheckpointRefused with the name of the first setting that is not plain LoRA."""
     if options.get("peft_type") != "LORA":
         raise CheckpointRefused(f"{CONFIG_FILE}: peft_type {str(options.get('peft_type'))[:40]!r} is not LORA")
@@ -81,8 +82,8 @@ def _read_options(options: Mapping[str, Any]) -> tuple[int, float]:
             "save the adapter as plain LoRA"
         )
     rank, alpha = options.get("r"), options.get("lora_alpha", 8)
-    if type(rank) is not int or not 0 < rank <= MAX_PEFT_RANK:
-        raise CheckpointRefused(f"{CONFIG_FILE}: r is {str(rank)[:40]}, from 1 to {MAX_PEFT_RANK} is supported")
+    if type(rank) is not int or not 0 < rank <= max_rank:
+        raise CheckpointRefused(f"{CONFIG_FILE}: r is {str(rank)[:40]}, from 1 to {max_rank} is supported")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointRefused(f"{CONFIG_FILE}: lora_alpha is not a number")
     return rank, alpha / (math.sqrt(rank) if options.get("use_rslora") else rank)
@@ -146,17 +147,18 @@ def _join(pairs: _Pairs, index: int, name: str, config: ModelConfig, scale: floa
         row += shapes[projection][0]
     if not a_parts:
         return None
-    b = torch.zeros(row, sum(part.shape[0] for part in a_parts))
-    column = 0
+    is_shared = all(torch.equal(part, a_parts[0]) for part in a_parts)
+    a = a_parts[0] if is_shared else torch.cat(a_parts)
+    b, column = torch.zeros(row, len(a)), 0
     for first, part in columns:
         b[first : first + part.shape[0], column : column + part.shape[1]] = part
-        column += part.shape[1]
-    return LowRank(torch.cat(a_parts), b)
+        column += 0 if is_shared else part.shape[1]
+    return LowRank(a, b)
 
 
 def to_peft(adapter: Adapter, config: ModelConfig, base: str) -> dict[str, bytes]:
-    """The files of an adapter in PEFT's layout. All pairs must have one rank. Replaced embeddings cannot be expressed
-    and are refused."""
+    """The files of an adapter in PEFT's layout, in its number format. All pairs must have one rank. Replaced embeddings
+    cannot be expressed and are refused."""
     if adapter.embedding_rows is not None and len(adapter.embedding_rows):
         raise CheckpointRefused("the adapter replaces token embeddings, which PEFT's layout does not have")
     ranks = {pair.A.shape[0] for _, _, pair in adapter.low_rank()}
@@ -164,13 +166,13 @@ def to_peft(adapter: Adapter, config: ModelConfig, base: str) -> dict[str, bytes
         raise CheckpointRefused("the matrices of the adapter have several ranks")
     shapes, tensors, used = projection_shapes(config), dict[str, Tensor](), set[str]()
     for index, name, pair in adapter.low_rank():
-        a, row = pair.A.detach().float().cpu(), 0
+        a, b, row = pair.A.detach().cpu().contiguous(), pair.B.detach().cpu().contiguous(), 0
         group = "self_attn" if name in ("qkv", "o") else "mlp"
         for projection in PROJECTIONS[name]:
             prefix = f"base_model.model.model.layers.{index}.{group}.{projection}"
             tensors[f"{prefix}.lora_A.weight"] = a.clone()
             end = row + shapes[projection][0]
-            tensors[f"{prefix}.lora_B.weight"] = pair.B.detach().float().cpu()[row:end].contiguous()
+            tensors[f"{prefix}.lora_B.weight"] = b[row:end].clone()
             row = end
             used.add(projection)
     (rank,) = ranks

@@ -157,3 +157,11 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors[name_of(1, "q_proj", "B")][2, 1] = float("nan")
     with pytest.raises(CheckpointRefused, match="not finite"):
         check_row_adapter(TINY, load_peft(written(tmp_path, tensors), TINY))
+
+
+def test_fused_projections_with_the_same_a_keep_its_rank(tmp_path: Path) -> None:
+    """As in an export: one A for q, k and v."""
+    adapter = random_adapter(1, rank=5)
+    for name, data in to_peft(adapter, TINY, "tiny").items():
+        (tmp_path / name).write_bytes(data)
+    assert {pair.A.shape[0] for _, _, pair in load_peft(tmp_path, TINY).low_rank()} == {5}

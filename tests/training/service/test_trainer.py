@@ -20,6 +20,7 @@ from quicksilver.hub.adapter_files import find_adapter
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import load_adapter, merge_skill
 from quicksilver.model.files.checkpoint import load_model
+from quicksilver.model.files.peft import CONFIG_FILE, WEIGHTS_FILE
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck
@@ -29,7 +30,6 @@ from quicksilver.training.service import trainer as trainer_module
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.measure import losses
-from quicksilver.training.service.peft import CONFIG, WEIGHTS
 from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import LoraRows, StepPlan
 from quicksilver.training.service.trainer import Trainer
@@ -129,7 +129,7 @@ def test_events_checkpoints_and_result_files_of_a_job(shop: Shop) -> None:
     assert metrics.startswith(b"step,train_loss")
     assert len(metrics.splitlines()) == 9
     with zipfile.ZipFile(io.BytesIO(archive)) as file:
-        assert file.namelist() == [CONFIG, WEIGHTS]
+        assert file.namelist() == [CONFIG_FILE, WEIGHTS_FILE]
     assert not (shop.settings.home / "fine_tuning" / job.id).exists()
 
 
