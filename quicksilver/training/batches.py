@@ -27,6 +27,13 @@ class Batch:
     is_text: Tensor
 
 
+def make_batch(token_ids: Tensor, is_start: Tensor, is_answer: Tensor, is_text: Tensor) -> Batch:
+    """`is_start` marks the first token of every document and of the padding."""
+    index = torch.arange(token_ids.shape[1], device=token_ids.device)
+    start_of = torch.where(is_start, index, 0).cummax(1).values
+    return Batch(token_ids, is_start.cumsum(1, dtype=torch.int32), index - start_of, is_answer, is_text)
+
+
 class RowStore:
     """All packed rows, stored on the device in small integer types and widened per batch."""
 
@@ -47,13 +54,8 @@ class RowStore:
         per_pass = self.num_rows // self.rows_per_batch
         pass_number, place = divmod(number, per_pass)
         picked = self._pass_order(pass_number)[place * self.rows_per_batch : (place + 1) * self.rows_per_batch]
-        is_start = self._is_start[picked]
-        doc_id = is_start.cumsum(1, dtype=torch.int32)
-        index = torch.arange(self.row_len, device=self.device)
-        start_of = torch.where(is_start, index, 0).cummax(1).values
-        return Batch(
-            self._token_ids[picked].long(), doc_id, index - start_of, self._is_answer[picked], self._is_text[picked]
-        )
+        flags = (flag[picked] for flag in (self._is_start, self._is_answer, self._is_text))
+        return make_batch(self._token_ids[picked].long(), *flags)
 
     def _pass_order(self, pass_number: int) -> Tensor:
         if self._order[0] != pass_number:

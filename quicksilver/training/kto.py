@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.training.example_rows import ExampleRows, ScoredRows, example_rows, num_fitting
+from quicksilver.training.example_rows import ExampleRows, ScoredRows, example_rows
 from quicksilver.training.loop import StepReport
 from quicksilver.training.network import Network
 from quicksilver.training.proposals import Proposal
@@ -74,18 +74,18 @@ def fixed_batches(proposals: Sequence[Proposal], row_len: int, num_rows: int, nu
     documents = [proposal.document() for proposal in proposals]
     start = 0
     while start < len(documents):
-        count = num_fitting(documents[start:], row_len, num_rows)
-        if start + count >= len(documents) and start:
+        mine = example_rows(documents[start:], row_len, num_rows)
+        end = start + mine.num_examples
+        if end == start:
+            raise InvalidRequest(f"kto: {num_rows} rows of {row_len} tokens do not hold a proposal")
+        if end == len(documents) and start:
             return
-        picked = proposals[start : start + count]
-        others = [
-            replace(proposal, answer=picked[(i + 1) % count].answer).document() for i, proposal in enumerate(picked)
-        ]
-        others = [document for document in others if len(document.token_ids) <= row_len]
-        kept = others[: num_fitting(others, row_len, num_kl_rows)]
-        mine = example_rows(documents[start : start + count], row_len, num_rows)
-        yield FixedBatch(mine, np.arange(start, start + count), example_rows(kept, row_len, num_kl_rows))
-        start += count
+        picked = proposals[start:end]
+        following = [*picked[1:], picked[0]]
+        others = [replace(one, answer=other.answer).document() for one, other in zip(picked, following, strict=True)]
+        fitting = [document for document in others if len(document.token_ids) <= row_len]
+        yield FixedBatch(mine, np.arange(start, end), example_rows(fitting, row_len, num_kl_rows))
+        start = end
 
 
 class KtoTask(ScoredRows):
@@ -99,17 +99,14 @@ class KtoTask(ScoredRows):
         reserved_ids: Sequence[int],
         decode: Callable[[list[int]], str] = str,
     ) -> None:
-        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids, spec.head_chunk)
+        super().__init__(network, spec, reserved_ids)
         self.spec, self._proposals, self._decode = spec, proposals, decode
         self._batches = list(fixed_batches(proposals, spec.row_len, spec.rows_per_batch, spec.kl_rows))
+        self.num_batches = len(self._batches)
         accepted = np.array([proposal.is_accepted for proposal in proposals])
         self._is_accepted = torch.from_numpy(accepted).to(network.device)
         self.weights = balanced_weights(int(accepted.sum()), int((~accepted).sum()))
         self._reference: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def num_batches(self) -> int:
-        return len(self._batches)
 
     @torch.no_grad()
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -127,7 +124,7 @@ class KtoTask(ScoredRows):
         ]
 
     def step(self, number: int) -> StepReport:
-        index = self._order(number)
+        index = self.batch_index(number)
         batch, (reference, reference_kl) = self._batches[index], self._reference[index]
         is_accepted = self._is_accepted[torch.from_numpy(batch.numbers).to(self._is_accepted.device)]
         with torch.no_grad():
@@ -148,11 +145,6 @@ class KtoTask(ScoredRows):
         if self.spec.loss == "apo_zero_unpaired":
             return torch.zeros(1, device=self.network.device)
         return self.log_probs(batch.mismatched)
-
-    def _order(self, number: int) -> int:
-        pass_number, place = divmod(number, len(self._batches))
-        order = np.random.default_rng((self.spec.optim.seed, pass_number)).permutation(len(self._batches))
-        return int(order[place])
 
 
 def _means(log_ratio: Tensor, is_accepted: Tensor) -> dict[str, Tensor]:

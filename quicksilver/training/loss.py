@@ -153,6 +153,21 @@ def token_log_probs(
     return result
 
 
+# The number of a row that belongs to no answer.
+NO_ANSWER = -1
+
+
+def answer_log_probs(
+    hidden: Tensor, head: Tensor, target: Tensor, number: Tensor, num_answers: int, trained_rows: Tensor, chunk_len: int
+) -> Tensor:
+    """(num_answers,) log-probabilities of whole answers. `number` (rows,) is that of the answer of each target."""
+    rows = rows_with_loss((number >= 0).float(), chunk_len)
+    found = token_log_probs(hidden.index_select(0, rows), head, target[rows], trained_rows, chunk_len)
+    # Rows without an answer are added to a place after the last one.
+    place = torch.where(number[rows] >= 0, number[rows], num_answers)
+    return found.new_zeros(num_answers + 1).index_add(0, place, found)[:-1]
+
+
 class _DraftLoss(torch.autograd.Function):
     @staticmethod
     def forward(

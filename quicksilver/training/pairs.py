@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.training.example_rows import ExampleRows, ScoredRows, example_rows, num_fitting
+from quicksilver.training.example_rows import ExampleRows, ScoredRows, example_rows
 from quicksilver.training.loop import StepReport
 from quicksilver.training.network import Network
 from quicksilver.training.proposals import Proposal
@@ -49,16 +49,22 @@ def pair_batches(proposals: Sequence[Proposal], row_len: int, num_rows: int) -> 
     batches: list[PairBatch] = []
     start = 0
     while start < len(documents):
-        count = num_fitting(documents[start:], row_len, num_rows) // 2 * 2
-        if count == 0:
+        examples = example_rows(documents[start:], row_len, num_rows, group_len=2)
+        end = start + examples.num_examples
+        if end == start:
             raise InvalidRequest(f"pairs.rows_per_batch: {num_rows} rows of {row_len} tokens do not hold a pair")
-        if start + count >= len(documents) and batches:
+        if end == len(documents) and batches:
             break
-        picked = proposals[start // 2 : (start + count) // 2]
-        mean_len = sum(len(p.expected) for p in picked) / len(picked)
-        batches.append(PairBatch(example_rows(documents[start : start + count], row_len, num_rows), mean_len))
-        start += count
+        picked = proposals[start // 2 : end // 2]
+        batches.append(PairBatch(examples, sum(len(p.expected) for p in picked) / len(picked)))
+        start = end
     return batches
+
+
+def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Mean loss over pairs, and the scaled margin of each pair. The arguments are log-ratios to the reference."""
+    margin = beta * (chosen - rejected)
+    return -F.logsigmoid(margin).mean(), margin
 
 
 def pair_loss(log_ratio: Tensor, log_prob: Tensor, mean_len: float, spec: Pairs) -> tuple[Tensor, Tensor]:
@@ -67,8 +73,8 @@ def pair_loss(log_ratio: Tensor, log_prob: Tensor, mean_len: float, spec: Pairs)
     `log_ratio` (pairs, 2): log-probability of the expected and of the rejected answer less that under the reference.
     `log_prob` (pairs,): of the expected answers.
     """
-    margin = spec.beta * (log_ratio[:, 0] - log_ratio[:, 1])
-    return -F.logsigmoid(margin).mean() - spec.expected_weight * log_prob.mean() / mean_len, margin
+    loss, margin = dpo_loss(log_ratio[:, 0], log_ratio[:, 1], spec.beta)
+    return loss - spec.expected_weight * log_prob.mean() / mean_len, margin
 
 
 class PairTask(ScoredRows):
@@ -82,16 +88,13 @@ class PairTask(ScoredRows):
         reserved_ids: Sequence[int],
         decode: Callable[[list[int]], str] = str,
     ) -> None:
-        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids, spec.head_chunk)
+        super().__init__(network, spec, reserved_ids)
         if not proposals:
             raise InvalidRequest("the pairs stage needs rejected proposals with an expected answer")
         self.spec, self._decode, self._first = spec, decode, proposals[0]
         self._batches = pair_batches(proposals, spec.row_len, spec.rows_per_batch)
+        self.num_batches = len(self._batches)
         self._reference: list[Tensor] = []
-
-    @property
-    def num_batches(self) -> int:
-        return len(self._batches)
 
     @torch.no_grad()
     def begin(self, tensors: Mapping[str, Tensor]) -> None:
@@ -100,7 +103,7 @@ class PairTask(ScoredRows):
         self._reference = [self.log_probs(batch.examples) for batch in self._batches]
 
     def step(self, number: int) -> StepReport:
-        index = self._order(number)
+        index = self.batch_index(number)
         batch = self._batches[index]
         log_prob = self.log_probs(batch.examples)
         log_ratio = (log_prob - self._reference[index]).view(-1, 2)
@@ -113,8 +116,3 @@ class PairTask(ScoredRows):
     def sample(self) -> str:
         """The first pair."""
         return f"expected {self._decode(self._first.expected)!r}, rejected {self._decode(self._first.answer)!r}"
-
-    def _order(self, number: int) -> int:
-        pass_number, place = divmod(number, len(self._batches))
-        order = np.random.default_rng((self.spec.optim.seed, pass_number)).permutation(len(self._batches))
-        return int(order[place])

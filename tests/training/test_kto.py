@@ -102,7 +102,7 @@ def test_batches_hold_whole_proposals_in_order_and_no_proposal_twice() -> None:
 
 
 def test_a_proposal_longer_than_a_row_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="does not fit"):
+    with pytest.raises(InvalidRequest, match="do not hold a proposal"):
         list(fixed_batches([replace(proposals()[0], prompt=[5] * 60)], 48, 3, 1))
 
 

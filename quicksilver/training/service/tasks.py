@@ -14,7 +14,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quicksilver.training.attention import SHARED, DocumentAttention
@@ -22,9 +21,10 @@ from quicksilver.training.batches import Batch
 from quicksilver.training.kto import Weights, balanced_weights, kto_loss
 from quicksilver.training.loop import StepReport
 from quicksilver.training.lora import new_lora
-from quicksilver.training.loss import loss_and_hits, rows_with_loss, token_log_probs
+from quicksilver.training.loss import NO_ANSWER, answer_log_probs, loss_and_hits, rows_with_loss
 from quicksilver.training.network import Lora, Network
 from quicksilver.training.pack import Document
+from quicksilver.training.pairs import dpo_loss
 from quicksilver.training.service.examples import Example, with_answer_of
 
 # Rows whose logits are in memory at a time.
@@ -89,7 +89,6 @@ class PackedDocuments:
 
     batch: Batch
     document: Tensor
-    num_documents: int
 
 
 def shared_len(documents: Sequence[Document]) -> int:
@@ -137,26 +136,26 @@ def packed(documents: Sequence[Document], device: torch.device) -> PackedDocumen
     token_ids, doc_id, positions = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     token_ids[:, :shared], doc_id[:, :shared] = documents[0].token_ids[:shared], SHARED
     positions[:, :shared] = np.arange(shared)
-    answer = np.full(shape, -1, dtype=np.int64)
+    answer = np.full(shape, NO_ANSWER, dtype=np.int64)
     for row, numbers in enumerate(rows):
         at = shared
         for place, number in enumerate(numbers, start=1):
             document, end = documents[number], at + lengths[number]
             token_ids[row, at:end], doc_id[row, at:end] = document.token_ids[shared:], place
             positions[row, at:end] = shared + np.arange(end - at)
-            answer[row, at:end] = np.where(document.is_answer[shared:], number, -1)
+            answer[row, at:end] = np.where(document.is_answer[shared:], number, NO_ANSWER)
             at = end
     ids, docs, places, owner = (torch.from_numpy(each).to(device) for each in (token_ids, doc_id, positions, answer))
     is_answer = owner >= 0
-    return PackedDocuments(Batch(ids, docs, places, is_answer, torch.zeros_like(is_answer)), owner, len(documents))
+    return PackedDocuments(Batch(ids, docs, places, is_answer, torch.zeros_like(is_answer)), owner)
 
 
 def targets(rows: PackedDocuments) -> tuple[Tensor, Tensor]:
     """Flat next tokens, and the number of the document whose answer each belongs to (-1: none)."""
     target = rows.batch.token_ids.roll(-1, dims=1)
     number = rows.document.roll(-1, dims=1).clone()
-    number[:, -1] = -1
-    number[rows.batch.doc_id != rows.batch.doc_id.roll(-1, dims=1)] = -1
+    number[:, -1] = NO_ANSWER
+    number[rows.batch.doc_id != rows.batch.doc_id.roll(-1, dims=1)] = NO_ANSWER
     return target.flatten(), number.flatten()
 
 
@@ -176,13 +175,8 @@ class LoraRows:
     def log_probs(self, documents: Sequence[Document], lora: Lora | None) -> Tensor:
         """(documents,) log-probability of each answer."""
         rows = packed(documents, self.network.device)
-        target, number = targets(rows)
-        picked = rows_with_loss((number >= 0).float(), HEAD_CHUNK)
-        hidden = self.hidden(rows, lora).index_select(0, picked)
-        found = token_log_probs(hidden, self.network.head, target[picked], self._nothing, HEAD_CHUNK)
-        # Rows without an answer are added to a place after the last document.
-        place = torch.where(number[picked] >= 0, number[picked], rows.num_documents)
-        return found.new_zeros(rows.num_documents + 1).index_add(0, place, found)[:-1]
+        ids = (*targets(rows), len(documents))
+        return answer_log_probs(self.hidden(rows, lora), self.network.head, *ids, self._nothing, HEAD_CHUNK)
 
     @torch.no_grad()
     def divergence(self, documents: Sequence[Document]) -> Tensor:
@@ -253,12 +247,6 @@ class DpoTask(LoraRows):
         loss = mean * (len(examples) / num_pairs)
         loss.backward()
         return loss.detach(), margin.detach()
-
-
-def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Mean loss over pairs, and the scaled margin of each pair. The arguments are log-ratios to the reference."""
-    margin = beta * (chosen - rejected)
-    return -F.logsigmoid(margin).mean(), margin
 
 
 class KtoJobTask(LoraRows):

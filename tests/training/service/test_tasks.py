@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from quicksilver.training.network import Network
 from quicksilver.training.pack import Document
+from quicksilver.training.pairs import dpo_loss
 from quicksilver.training.service import tasks
 from quicksilver.training.service.examples import Example
 from quicksilver.training.service.tasks import (
@@ -17,7 +18,6 @@ from quicksilver.training.service.tasks import (
     KtoJobTask,
     StepPlan,
     SupervisedTask,
-    dpo_loss,
     make_task,
     packed,
     parts_of,
