@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from urllib.parse import urlsplit
 
-from quicksilver.cluster.routing.breaker import BreakerConfig
 from quicksilver.core import setting
 from quicksilver.errors import InvalidRequest
+from quicksilver.server.breaker import BreakerConfig
 
 
 class AffinityMode(StrEnum):

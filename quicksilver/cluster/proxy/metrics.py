@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from quicksilver.cluster.proxy.server_state import RoutedServer, ServerHealth
-from quicksilver.cluster.routing.breaker import BreakerState
+from quicksilver.server.breaker import BreakerState
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 COLUMNS = ("number", "server", "health", "status", "breaker", "open", "elsewhere", "requests", "failures", "refusals")

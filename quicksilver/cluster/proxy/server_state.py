@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from quicksilver.cluster.proxy.config import Address, RouteConfig
 from quicksilver.cluster.proxy.connection import ServerConnection, ServerTimedOut
-from quicksilver.cluster.routing.breaker import Breaker
+from quicksilver.server.breaker import Breaker
 
 # Longest time for which a server that refused a request gets only requests that no other server can take.
 MAX_BUSY_S = 5.0

@@ -1,1 +1,1 @@
-"""The choice of a replica: prefix affinity, load, and replicas that fail. No I/O."""
+"""The choice of a replica: prefix affinity and load. No I/O."""

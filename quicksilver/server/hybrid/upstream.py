@@ -2,16 +2,14 @@
 
 The address, the key and the model come from the operator's settings. Redirects, proxies of the environment and cookies
 are not used. Whatever the upstream sends is bounded in size and time, and every field that is read is checked: anything
-else raises UpstreamFailed. UpstreamBreaker stops the calls to an upstream that fails, and lets one through to find out
-whether it is back.
+else raises UpstreamFailed.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,61 +19,11 @@ import orjson
 
 from quicksilver.core import FinishReason, Usage
 from quicksilver.errors import UpstreamFailed
+from quicksilver.server.breaker import Breaker, BreakerConfig
 from quicksilver.server.hybrid.policy import UpstreamSettings
 
 # A longer Retry-After of an upstream is shortened to this.
 MAX_RETRY_AFTER_S = 300.0
-
-
-class UpstreamBreaker:
-    """A circuit breaker over the failures that this process saw. Closed: calls pass. Open: none passes. After `open_s`,
-    one call is tried; its result closes or opens the breaker."""
-
-    def __init__(
-        self, max_failures: int, window_s: float, open_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._max_failures = max_failures
-        self._window_s = window_s
-        self._open_s = open_s
-        self._clock = clock
-        self._failures: deque[float] = deque()
-        self._open_until: float | None = None
-        self._is_trying = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the next call is refused."""
-        if self._open_until is None:
-            return False
-        return self._is_trying or self._clock() < self._open_until
-
-    def begin(self) -> bool:
-        """Whether a call may be made. After True, exactly one of `succeed`, `fail` and `abandon` must follow."""
-        if self.is_open:
-            return False
-        self._is_trying = self._open_until is not None
-        return True
-
-    def succeed(self) -> None:
-        self._failures.clear()
-        self._open_until, self._is_trying = None, False
-
-    def fail(self, retry_after_s: float | None = None) -> None:
-        """`retry_after_s`: the upstream asked for no calls for so long, so the breaker opens. 0 asks nothing."""
-        now, was_trying, self._is_trying = self._clock(), self._is_trying, False
-        self._failures.append(now)
-        while self._failures and self._failures[0] <= now - self._window_s:
-            self._failures.popleft()
-        if retry_after_s:
-            self._open_until = max(self._open_until or now, now + min(retry_after_s, MAX_RETRY_AFTER_S))
-        elif was_trying or len(self._failures) >= self._max_failures:
-            self._open_until = now + self._open_s
-
-    def abandon(self) -> None:
-        """The call ended without a result, for example because the client disconnected."""
-        self._is_trying = False
-
-
 MAX_LINE_BYTES = 2**20
 MAX_TOTAL_BYTES = 16 * 2**20
 MAX_CALLS = 64
@@ -118,7 +66,8 @@ class UpstreamClient:
         self, settings: UpstreamSettings, key: str = "", transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self.settings = settings
-        self.breaker = UpstreamBreaker(settings.max_failures, settings.failure_window_s, settings.open_s)
+        limits = (settings.max_failures, settings.failure_window_s, settings.open_s)
+        self.breaker = Breaker(BreakerConfig(*limits, max_open_s=settings.open_s))
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(settings.idle_s, connect=settings.connect_s),
@@ -133,8 +82,9 @@ class UpstreamClient:
     async def stream(self, body: Mapping[str, Any]) -> AsyncGenerator[UpstreamEvent, None]:
         """The events of one answer, ending with `finish`. Raises UpstreamFailed. Closing the generator closes the
         connection."""
-        if not self.breaker.begin():
+        if not self.breaker.allows():
             raise UpstreamFailed(f"{self.settings.name} has failed often and is not called for a while")
+        self.breaker.begin()
         has_result = False
         try:
             async with aclosing(self._attempts(body)) as events:
@@ -147,11 +97,11 @@ class UpstreamClient:
             if error.is_refusal:
                 self.breaker.succeed()
             else:
-                self.breaker.fail(error.asked_wait_s)
+                self.breaker.fail(min(error.asked_wait_s or 0.0, MAX_RETRY_AFTER_S))
             raise
         finally:
             if not has_result:
-                self.breaker.abandon()
+                self.breaker.cancel()
 
     async def _attempts(self, body: Mapping[str, Any]) -> AsyncGenerator[UpstreamEvent, None]:
         for attempt in range(self.settings.retries + 1):

@@ -14,8 +14,8 @@ import pytest
 
 from quicksilver.cluster.proxy.config import Address, AffinityMode, RouteConfig
 from quicksilver.cluster.proxy.headers import VIA
-from quicksilver.cluster.routing.breaker import BreakerConfig
 from quicksilver.core import Request
+from quicksilver.server.breaker import BreakerConfig
 from tests.server.conftest import HELLO, says
 from tests.support.fake_engine import Step, spoken
 from tests.support.routed import Answer, RawServer, Routed, reply, routed, routed_servers

@@ -1,4 +1,4 @@
-"""Breaker: stops requests to a replica that fails, and lets single ones through until it answers again."""
+"""Breaker: stops requests to another server that fails, and lets single ones through until it answers again."""
 
 from __future__ import annotations
 
@@ -61,17 +61,19 @@ class Breaker:
         """The request ended without a sign of failure or success, for example because its client left."""
         self._has_trial = False
 
-    def fail(self) -> None:
-        now = self._clock()
-        if self._pause_s:
-            # A request that was sent before the breaker opened, or the trial.
-            if self._has_trial:
-                self._open(min(2 * self._pause_s, self._config.max_open_s), now)
-            return
-        self._failures.append(now)
-        is_full = len(self._failures) == self._config.max_failures
-        if is_full and now - self._failures[0] <= self._config.window_s:
-            self._open(self._config.open_s, now)
+    def fail(self, asked_pause_s: float = 0.0) -> None:
+        """`asked_pause_s`: the server asked for no requests for so long, so the breaker opens at once."""
+        now, config = self._clock(), self._config
+        if asked_pause_s:
+            rest_s = self._opened_at + self._pause_s - now if self._pause_s else 0.0
+            self._open(max(asked_pause_s, rest_s), now)
+        elif self._has_trial:
+            self._open(min(max(2 * self._pause_s, config.open_s), config.max_open_s), now)
+        elif not self._pause_s:  # else the request was sent before the breaker opened
+            self._failures.append(now)
+            is_full = len(self._failures) == config.max_failures
+            if is_full and now - self._failures[0] < config.window_s:
+                self._open(config.open_s, now)
 
     def _open(self, pause_s: float, now: float) -> None:
         self._pause_s, self._opened_at, self._has_trial = pause_s, now, False

@@ -1,6 +1,8 @@
+"""When a breaker opens, for how long, and what closes it."""
+
 from __future__ import annotations
 
-from quicksilver.cluster.routing.breaker import Breaker, BreakerConfig, BreakerState
+from quicksilver.server.breaker import Breaker, BreakerConfig, BreakerState
 
 
 class Clock:
@@ -88,4 +90,33 @@ def test_cancelled_trial_lets_another_one_through() -> None:
     clock.now += 5
     breaker.begin()
     breaker.cancel()
+    assert breaker.allows()
+
+
+def test_a_failure_counts_within_the_window_only() -> None:
+    clock = Clock()
+    breaker = Breaker(BreakerConfig(3, window_s=10), clock)
+    for pause_s in (0, 10, 0):
+        clock.now += pause_s
+        breaker.fail()
+    assert breaker.allows()
+    breaker.fail()
+    assert not breaker.allows()
+
+
+def test_a_pause_that_the_server_asks_for_begins_at_once_and_is_not_shortened() -> None:
+    clock = Clock()
+    breaker = Breaker(BreakerConfig(open_s=30, max_open_s=30), clock)
+    breaker.fail(asked_pause_s=50)
+    clock.now += 1
+    breaker.fail(asked_pause_s=5)
+    clock.now += 48
+    assert not breaker.allows()
+    clock.now += 1
+    assert breaker.allows()
+    breaker.begin()
+    breaker.fail()
+    clock.now += 29
+    assert not breaker.allows()
+    clock.now += 1
     assert breaker.allows()
