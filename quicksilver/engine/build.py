@@ -21,6 +21,7 @@ from quicksilver.engine.config import (
     plan_running,
 )
 from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.engine.memory import free_memory
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.gemma import DiffusionGemma
@@ -119,7 +120,7 @@ def _full_context_bytes(model: Transformer, config: EngineConfig, context_len: i
 
 
 def _adapter_bytes(model: Transformer, config: EngineConfig, context_len: int) -> int:
-    """`adapter_bytes`, at most a sixteenth of the free memory of a GPU, and none where one full context needs it."""
+    """`fitting_adapter_bytes` for the free memory of a GPU."""
     if isinstance(model, DiffusionGemma):
         return 0
     full_context = _full_context_bytes(model, config, context_len)
@@ -131,12 +132,8 @@ def _adapter_bytes(model: Transformer, config: EngineConfig, context_len: int) -
 def free_bytes(device: torch.device, full_context: int, config: EngineConfig) -> int:
     """Memory that is available for KV pages. On a CPU it is at most 2 GiB, or the KV of two full contexts if that is
     more. The operating system commits this memory only when it is first written."""
-    if device.type == "cuda":
-        return own_share(int(torch.cuda.mem_get_info(device)[0]), config)
-    with open("/proc/meminfo") as meminfo:
-        facts = dict(line.split(":") for line in meminfo)
-    free = own_share(int(facts["MemAvailable"].split()[0]) * 1024, config)
-    return min(free, max(2 << 30, 2 * full_context))
+    free = own_share(free_memory(device.type), config)
+    return free if device.type == "cuda" else min(free, max(2 << 30, 2 * full_context))
 
 
 def own_share(free: int, config: EngineConfig) -> int:

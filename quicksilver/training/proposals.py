@@ -14,14 +14,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.answers import AnswerDecoder, Asked
 from quicksilver.training.pack import Document
 from quicksilver.training.recipe import Propose
+
+if TYPE_CHECKING:
+    from quicksilver.text.tokenizer import Tokenizer
 
 ACCEPTED_CHRF = 95.0
 _ORDER, _BETA = 6, 2.0

@@ -51,6 +51,7 @@ from quicksilver.training.prepared_data import (
 )
 from quicksilver.training.proposals import (
     by_kind,
+    proposed,
     read_edit_prompts,
     read_proposals,
     selectivity_text,
@@ -206,12 +207,10 @@ def propose(run: Run) -> None:
         raise InvalidRequest("the propose stage needs base weights with a tokenizer")
     spec, journal, facts = run.recipe.propose, run.journal("propose"), Facts.load(run.data)
     from quicksilver.text.tokenizer import Tokenizer
-    from quicksilver.training.proposals import proposed
 
     decoder = AnswerDecoder(run.network(with_skill=True), spec.batch, spec.num_slots, facts.stop_ids)
-    found = proposed(
-        decoder, read_edit_prompts(run.data / EDIT_PROMPTS), spec, Tokenizer.load(run.base).with_reserved()
-    )
+    edits, tokenizer = read_edit_prompts(run.data / EDIT_PROMPTS), Tokenizer.load(run.base).with_reserved()
+    found = proposed(decoder, edits, spec, tokenizer)
     write_proposals(target, found)
     for kind, shares in by_kind(found).items():
         journal.print_line(

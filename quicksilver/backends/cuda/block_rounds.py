@@ -29,7 +29,14 @@ from quicksilver.backends.cuda.block_kernels import (
     snapshot_width,
     write_block_rows,
 )
-from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, StreamMarker, bucket_of, read_proposal
+from quicksilver.backends.cuda.buffers import (
+    HeadBuffers,
+    RowBuffers,
+    StreamMarker,
+    bucket_of,
+    copy_to_host,
+    read_proposal,
+)
 from quicksilver.backends.cuda.capture import capture
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.kernels.head import propose_rows
@@ -188,11 +195,7 @@ class BlockGraph:
     def launch(self, options: SamplingOptions) -> tuple[Tensor, StreamMarker]:
         """Queue a round -> where its results arrive on the host, and when."""
         self.prepare(options)()
-        host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
-        host.copy_(self._flat, non_blocking=True)
-        arrived = StreamMarker(self.executor.device)
-        arrived.record()
-        return host, arrived
+        return copy_to_host(self._flat)
 
     def clear(self) -> None:
         """Mark all sequences as unused. Rounds in flight still run, before anything that is queued later."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Work
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import Batch
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
 from quicksilver.backends.cuda.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadWorkspace, read_results
@@ -205,6 +205,25 @@ class HeadBuffers:
         """Wait for the results, not for what was queued after them, and return the first `count` proposals."""
         self._results_sent.wait()
         return read_proposal(self.host_results[:, :count].clone())
+
+
+def copy_to_host(results: Tensor) -> tuple[Tensor, StreamMarker]:
+    """Queue a copy to new memory of the host -> the copy, and when it is complete."""
+    host = torch.empty_like(results, device="cpu", pin_memory=results.is_cuda)
+    host.copy_(results, non_blocking=True)
+    arrived = StreamMarker(results.device)
+    arrived.record()
+    return host, arrived
+
+
+def split_proposals(works: Seq[Work], proposal: Proposal) -> list[Outcome | None]:
+    """The outcome of each work, without log-probabilities, from the proposals of all of them."""
+    outcomes, start = list[Outcome | None](), 0
+    for work in works:
+        rows = slice(start, start + work.num_proposals)
+        outcomes.append(Outcome(proposal[rows], []) if work.num_proposals else None)
+        start = rows.stop
+    return outcomes
 
 
 def read_proposal(results: Tensor) -> Proposal:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Sequence, Work
-from quicksilver.backends.cuda.buffers import StreamMarker, uses_pinned_memory
+from quicksilver.backends.cuda.buffers import StreamMarker, split_proposals, uses_pinned_memory
 from quicksilver.backends.cuda.kernels.canvas_head import NUM_RESULTS, CanvasDraws
+from quicksilver.backends.cuda.logit_bias import has_plain_sampling
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.sample import Proposal
@@ -27,11 +28,7 @@ def fits_canvas_head(sequence: Sequence) -> bool:
     params = sequence.request.params
     if isinstance(sequence.decoder, Scorer) or params.decoder.name is not DecoderName.CANVAS:
         return False
-    if params.logprobs is not None or params.logit_bias or sequence.constraint is not None:
-        return False
-    if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
-        return False
-    return params.temperature == 0 or (params.top_p >= 1 and params.top_k == 0 and params.min_p == 0)
+    return not params.logit_bias and sequence.constraint is None and has_plain_sampling(params)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +96,7 @@ class CanvasRows:
         floats = results.view(np.float32)
         token_ids, sampled_ids = results[0].astype(np.int64), results[4].astype(np.int64)
         found = Proposal(token_ids, floats[1], floats[2], results[3] != 0, sampled_ids, soft)
-        outcomes, start = list[Outcome | None](), 0
-        for work in works:
-            at = slice(start, start + work.num_proposals)
-            outcomes.append(Outcome(found[at], []) if work.num_proposals else None)
-            start = at.stop
-        return outcomes
+        return split_proposals(works, found)
 
     def _banned(self, token_ids: tuple[int, ...]) -> Tensor:
         if token_ids not in self._bans:

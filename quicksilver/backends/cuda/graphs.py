@@ -29,6 +29,7 @@ from quicksilver.backends.cuda.buffers import (
     RowBuffers,
     StreamMarker,
     bucket_of,
+    split_proposals,
     uses_pinned_memory,
 )
 from quicksilver.backends.cuda.capture import capture, time_replay
@@ -47,7 +48,6 @@ from quicksilver.backends.cuda.logit_bias import (
 from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup
-from quicksilver.diffusion.sample import Proposal
 from quicksilver.errors import InvalidRequest, RowFailed
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.lowrank import Adapter
@@ -293,7 +293,7 @@ class GraphExecutor:
         self.replay(("head", count, options), lambda: self.run_head(head, options))
         head.send_results()
         self.before_wait()
-        return _split_proposals(works, head.read(len(index)))
+        return split_proposals(works, head.read(len(index)))
 
     def _holds(self, batch: Batch) -> bool:
         rows_fit = len(batch.token_ids) <= max(len(self._x), self.limits.prompt_rows)
@@ -303,13 +303,3 @@ class GraphExecutor:
     def _single_tiles(self, count: int) -> int:
         """Attention tiles of a bucket whose rows all belong to one sequence."""
         return -(-count // self.network.attention_shape(count).tile_rows)
-
-
-def _split_proposals(works: Seq[Work], proposal: Proposal) -> list[Outcome | None]:
-    outcomes: list[Outcome | None] = []
-    start = 0
-    for work in works:
-        rows = slice(start, start + work.num_proposals)
-        outcomes.append(Outcome(proposal[rows], []) if work.num_proposals else None)
-        start = rows.stop
-    return outcomes

@@ -70,10 +70,15 @@ def fits_fused_head(sequence: Sequence) -> bool:
 
 def _fits_fused_head(sequence: Sequence) -> bool:
     params = sequence.request.params
-    if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
-        return False
     has_stutter_penalty = params.decoder.name is DecoderName.EDIT and params.decoder.stutter_penalty != 0
-    if len(bias_of(params)) > NUM_BIAS or has_stutter_penalty:
+    if isinstance(sequence.decoder, Scorer) or has_stutter_penalty:
+        return False
+    return len(bias_of(params)) <= NUM_BIAS and has_plain_sampling(params)
+
+
+def has_plain_sampling(params: DecodeParams) -> bool:
+    """Greedy or temperature sampling, without penalties and log-probabilities."""
+    if params.logprobs is not None:
         return False
     if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
         return False

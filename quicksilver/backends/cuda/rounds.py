@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.cuda.adapter_buffers import send_tiles
-from quicksilver.backends.cuda.buffers import StreamMarker
+from quicksilver.backends.cuda.buffers import StreamMarker, copy_to_host
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
@@ -73,13 +73,8 @@ class RoundGraph:
         """Queue a round -> its results on the host, per forward, and a call that waits for them. With `has_draft` only
         the verify forward runs."""
         self.prepare(options, has_draft, has_adapters)()
-        host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
-        host.copy_(self._flat, non_blocking=True)
-        if not self._flat.is_cuda:
-            return self._by_forward(host), lambda: None
-        done = torch.cuda.Event()
-        done.record()
-        return self._by_forward(host), done.synchronize
+        host, arrived = copy_to_host(self._flat)
+        return self._by_forward(host), arrived.wait
 
     def prepare(
         self, options: SamplingOptions, has_draft: bool = False, has_adapters: bool = False

@@ -88,7 +88,7 @@ def _mix64(x):
 
 @triton.jit
 def _gumbel(seeds, positions, steps, columns):
-    """(rows, columns) Gumbel noise, equal to `diffusion.noise.gumbel`, in wrapping unsigned 64-bit arithmetic."""
+    """(rows, columns) Gumbel noise, equal to `diffusion.sample.gumbel`, in wrapping unsigned 64-bit arithmetic."""
     key = _mix64(seeds.to(tl.uint64) + 0x9E3779B97F4A7C15)
     key = _mix64(key + positions.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
     key = _mix64(key + steps.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
