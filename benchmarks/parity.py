@@ -25,10 +25,11 @@ from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.load_packed import PackTensors
 from quicksilver.backends.cpu.quantise import quantise_model
 from quicksilver.hub.resolve import ModelFiles, resolve
-from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
+from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.dense_attend import DenseAttend
+from tests.support.saved_model import save_model
 
 PROMPTS = (
     "def fibonacci(n: int) -> list[int]:\n    ", "import numpy as np\n\ndef normalise(x):\n",

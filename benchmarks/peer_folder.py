@@ -61,7 +61,8 @@ def check_ids(model: str, folder: Path) -> None:
 def write_weights(model: str, out: Path) -> None:
     import torch
 
-    from quicksilver.model.files.checkpoint import load_model, save_model
+    from quicksilver.model.files.checkpoint import load_model
+    from tests.support.saved_model import save_model
 
     save_model(load_model(resolve(model).weights, dtype=torch.bfloat16), out)
     path = out / "config.json"

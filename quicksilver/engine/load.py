@@ -78,7 +78,7 @@ def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
     device, config = pick_device(load.device), open_source(checkpoint.weights).config
     weights = weights_for(config, load.weights, device)
     if weights == "int8":
-        return load_int8(checkpoint)
+        return load_int8(checkpoint, config)
     dtype = torch.float32 if weights == "float32" else torch.bfloat16
     model = load_model(checkpoint.weights, dtype=dtype, device=device)
     # The CUDA backend rounds 16-bit weights to fp8 or int4 when it is built.
@@ -93,7 +93,7 @@ def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
     return model.requires_grad_(False)
 
 
-def load_int8(checkpoint: ModelFiles) -> Transformer:
+def load_int8(checkpoint: ModelFiles, config: ModelConfig) -> Transformer:
     """As `load_transformer` for int8 on a CPU: packed tensor by tensor, and cached for the next start."""
     # Imported here: these modules import the compiler.
     from quicksilver.backends.cpu.load_packed import PackTensors
@@ -113,7 +113,7 @@ def load_int8(checkpoint: ModelFiles) -> Transformer:
     files = [path for path in (checkpoint.weights, checkpoint.skill, checkpoint.canvas) if path is not None]
     if not all(path.is_file() for path in files):
         return make()
-    return load_or_pack(default_home() / "prepared", checkpoint.name, files, make).requires_grad_(False)
+    return load_or_pack(default_home() / "prepared", checkpoint.name, files, config, make).requires_grad_(False)
 
 
 def _attach(model: Transformer, path: Path) -> None:

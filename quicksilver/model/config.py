@@ -13,7 +13,7 @@ from typing import Any, Literal
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.experts import MoeConfig
-from quicksilver.model.families import FAMILIES, Family, family_of_gguf, family_of_hf
+from quicksilver.model.families import Family, family_of_gguf, family_of_hf
 from quicksilver.model.gemma_config import GemmaConfig
 
 # Upper bounds of plausible values: a damaged or hostile config must not cause a huge allocation.
@@ -162,10 +162,6 @@ class ModelConfig:
         scaling = RopeScaling("yarn", factor, self.context_len)
         return replace(self, context_len=int(self.context_len * factor), rope_scaling=scaling)
 
-    def to_hf(self) -> dict[str, Any]:
-        """The config under Hugging Face's names, as `save_model` writes it to config.json."""
-        return _to_hf(self)
-
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], name: str = "") -> ModelConfig:
         """From a parsed config.json and the name of the checkpoint, which some families need. Raises CheckpointRefused
@@ -292,42 +288,3 @@ def _gguf_rope_scaling(fields: Mapping[str, Any], arch: str) -> RopeScaling | No
     if kind == "yarn":
         return RopeScaling("yarn", factor, original)
     raise CheckpointRefused(f"GGUF metadata: rope scaling {kind!r} is not supported")
-
-
-def _to_hf(config: ModelConfig) -> dict[str, Any]:
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
-    scaling = config.rope_scaling
-    if scaling is not None:
-        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling is not None and scaling.kind != "linear":
-        rope |= {"original_max_position_embeddings": scaling.original_context_len}
-    if scaling is not None and scaling.kind == "llama3":
-        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling is not None and scaling.kind == "yarn":
-        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        rope |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-        rope |= {"llama_4_scaling_beta": config.query_scale_beta} if config.query_scale_beta else {}
-    family, dialect = FAMILIES[config.family], config.dialect
-    blocks = {"block_size": dialect.block_len, "mask_token_id": dialect.mask_id} if dialect.mask_id is not None else {}
-    flat = {
-        **blocks,
-        **({"partial_rotary_factor": config.partial_rotary} if config.partial_rotary != 1 else {}),
-        **(config.moe.to_hf() if config.moe is not None else {}),
-        **({"_name_or_path": name} if (name := family.saved_name(dialect)) else {}),
-        **({} if family.has_body({}) else {"qk_norm": True}),
-        "architectures": [family.architecture],
-        "model_type": family.known_model_types[0],
-        "num_hidden_layers": config.num_layers,
-        "hidden_size": config.dim,
-        "intermediate_size": config.ffn_dim,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-        "max_position_embeddings": config.context_len,
-        "rope_parameters": rope,
-        "rms_norm_eps": config.norm_eps,
-        "tie_word_embeddings": config.tied_head,
-        "hidden_act": "silu",
-    }
-    return dict(family.export_config(flat, config.gemma, dialect)) if config.gemma is not None else flat

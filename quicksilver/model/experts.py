@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from quicksilver.errors import CheckpointRefused
 
@@ -41,18 +41,3 @@ class MoeConfig:
         """Of one layer."""
         experts = 3 * dim * (self.num_experts * self.ffn_dim + self.shared_ffn_dim)
         return experts + self.num_experts * (dim + self.has_bias)
-
-    def to_hf(self) -> dict[str, Any]:
-        """Under the names of Qwen3-MoE and LLaDA2."""
-        return {
-            "num_experts": self.num_experts,
-            "num_experts_per_tok": self.top_k,
-            "moe_intermediate_size": self.ffn_dim,
-            "score_function": self.router,
-            "n_group": self.num_groups,
-            "topk_group": self.top_groups,
-            "norm_topk_prob": self.is_normalised,
-            "routed_scaling_factor": self.scale,
-            "num_shared_experts": self.shared_ffn_dim // self.ffn_dim,
-            "first_k_dense_replace": self.num_dense,
-        }

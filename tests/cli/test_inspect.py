@@ -9,12 +9,12 @@ import pytest
 from quicksilver.cli.inspect import facts, memory_table
 from quicksilver.hub.resolve import ModelFiles
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.files.inspect import describe_config
 from tests.model.build import random_model, small_config
 from tests.support.command import quicksilver
 from tests.support.dialects import DIALECTS
 from tests.support.hub_server import serve_hub
+from tests.support.saved_model import hf_config, save_model
 from tests.support.weights import MODEL, nano
 
 
@@ -71,7 +71,7 @@ def test_only_embeddings_and_head_stay_in_16_bits_on_a_gpu(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("family", DIALECTS)
 def test_a_config_of_every_diffusion_family_is_described(family: str, tmp_path: Path) -> None:
-    config = ModelConfig.from_hf(small_config(family).to_hf(), family)
+    config = ModelConfig.from_hf(hf_config(small_config(family)), family)
     summary = describe_config(config, tmp_path, 1000)
     shown = facts(ModelFiles(family, tmp_path), summary)
     assert shown["family"] == family

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quicksilver.model.files.checkpoint import save_model
 from tests.support.command import quicksilver
+from tests.support.saved_model import save_model
 from tests.support.tiny import tiny_model
 from tests.support.weights import MODEL, nano
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quicksilver.model.files.checkpoint import save_model
 from tests.model.build import random_model, small_config
 from tests.support.command import quicksilver
+from tests.support.saved_model import save_model
 from tests.support.weights import MODEL, nano
 
 

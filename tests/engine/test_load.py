@@ -23,7 +23,7 @@ from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import Adapter, new_canvas, save_adapter
 from quicksilver.model.families import FAMILIES
-from quicksilver.model.files.checkpoint import save_model
+from tests.support.saved_model import save_model
 from tests.support.tiny import TINY, random_weights, tiny_model
 
 CPU = LoadConfig(device="cpu")

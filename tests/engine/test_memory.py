@@ -12,10 +12,10 @@ from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.engine.memory import check_memory, free_memory, size_of
 from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import ModelFiles
-from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.formats.weight_formats import formats_for
 from quicksilver.model.gemma_config import GemmaConfig
 from tests.model.build import random_model, small_config
+from tests.support.saved_model import save_model
 
 CONFIG = small_config("sdar", num_layers=8, context_len=4096)
 KV = CONFIG.kv_bytes_per_token(4) * 4096

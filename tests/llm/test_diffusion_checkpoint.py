@@ -12,8 +12,8 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig
 from quicksilver.llm import LLM
 from quicksilver.model.families import FAMILIES
-from quicksilver.model.files.checkpoint import save_model
 from tests.model.build import random_model, small_config
+from tests.support.saved_model import save_model
 from tests.support.small_tokenizer import VOCAB_SIZE, small_tokenizer
 
 SCHEMA = {

@@ -8,6 +8,7 @@ from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig, RopeScaling
 from quicksilver.model.families import FAMILIES
 from tests.model.build import random_model, small_config
+from tests.support.saved_model import hf_config
 
 HF = {
     "model_type": "qwen2", "num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960,
@@ -63,7 +64,7 @@ def test_a_config_survives_the_round_trip_through_hugging_face_names(scaling: Ro
         if family == "diffusion-gemma" and scaling is not None:
             continue  # it has a rotation per kind of layer, which cannot be scaled
         config = small_config(family, rope_scaling=scaling, tied_head=True)
-        assert ModelConfig.from_hf(config.to_hf()) == config
+        assert ModelConfig.from_hf(hf_config(config)) == config
 
 
 def test_rope_scaling_of_diffusiongemma_is_refused() -> None:
@@ -155,7 +156,7 @@ def test_an_extended_context_is_yarn_over_the_trained_one_and_only_once() -> Non
     longer = config.with_yarn(4.0)
     assert longer.context_len == 4 * config.context_len
     assert longer.rope_scaling == RopeScaling("yarn", 4.0, config.context_len)
-    assert ModelConfig.from_hf(longer.to_hf()) == longer
+    assert ModelConfig.from_hf(hf_config(longer)) == longer
     with pytest.raises(CheckpointRefused, match="already"):
         longer.with_yarn(2.0)
     for factor in (1.0, 0.5, -1.0, float("nan"), float("inf")):

@@ -9,6 +9,7 @@ import pytest
 
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.experts import MoeConfig
+from tests.support.saved_model import experts
 
 PLAIN = MoeConfig(num_experts=8, top_k=2, ffn_dim=16)
 
@@ -46,6 +47,6 @@ def test_parameters_of_a_layer_are_counted() -> None:
 
 
 def test_the_number_of_shared_experts_is_exported() -> None:
-    exported = replace(PLAIN, shared_ffn_dim=32, num_groups=2, top_groups=1, scale=2.5).to_hf()
+    exported = experts(replace(PLAIN, shared_ffn_dim=32, num_groups=2, top_groups=1, scale=2.5))
     assert exported["num_shared_experts"] == 2
     assert (exported["n_group"], exported["topk_group"], exported["routed_scaling_factor"]) == (2, 1, 2.5)

@@ -18,10 +18,11 @@ from torch import Tensor
 
 from quicksilver.dialect import ContextKind
 from quicksilver.model.config import ModelConfig, RopeScaling
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config, token_ids
 from tests.support.dense_attend import DenseAttend
+from tests.support.saved_model import save_model
 
 pytestmark = pytest.mark.parity
 

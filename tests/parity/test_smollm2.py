@@ -16,8 +16,9 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.text.tokenizer import Tokenizer
+from tests.support.saved_model import save_model
 from tests.support.tiny import answers, decode_params, finish_all
 from tests.support.weights import nano, smollm2
 

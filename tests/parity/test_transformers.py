@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 
 from quicksilver.model.assemble import extend_context
 from quicksilver.model.config import ModelConfig, RopeScaling
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import causal_plan, new_cache, random_model, run_plan, small_config, token_ids
 from tests.support.dense_attend import DenseAttend
+from tests.support.saved_model import save_model
 from tests.support.weights import smollm2
 
 pytestmark = pytest.mark.parity

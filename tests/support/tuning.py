@@ -14,7 +14,7 @@ from quicksilver.accounts.objects import ObjectStore, open_local
 from quicksilver.accounts.stored_files import describe, write_file
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import load_adapter, merge_skill, new_canvas, save_adapter
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ from quicksilver.tuning.jobs import JobStore, TuningJob, new_job
 from quicksilver.tuning.models import adapter_file, find_model
 from quicksilver.tuning.settings import TrainerSettings
 from tests.support.fakes import tokenizer_json
+from tests.support.saved_model import save_model
 from tests.support.tiny import TINY
 
 CONFIG = replace(TINY, dim=64, head_dim=16, ffn_dim=128, vocab_size=273, context_len=1024)

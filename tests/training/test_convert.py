@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import CanvasAdapter, load_adapter
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.training import stages
 from quicksilver.training.comparison import PAGE
 from quicksilver.training.convert import _questions, check_convertible, gpu_sizes, main
 from tests.support.fakes import tokenizer_json
+from tests.support.saved_model import save_model
 from tests.support.tiny import TINY
 
 

@@ -7,7 +7,6 @@ that cannot be read is packed again; a file that cannot be written is skipped wi
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import tempfile
@@ -35,12 +34,15 @@ _LAYOUT_VERSION = "2"
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "U8": torch.uint8, "I8": torch.int8}
 
 
-def load_or_pack(folder: Path, name: str, files: Iterable[Path], make: Callable[[], Transformer]) -> Transformer:
-    """The model cached in `folder` for these files; else the result of `make`, which replaces older files of `name`."""
+def load_or_pack(
+    folder: Path, name: str, files: Iterable[Path], config: ModelConfig, make: Callable[[], Transformer]
+) -> Transformer:
+    """The model cached in `folder` for these files, whose network is `config`; else the result of `make`, which
+    replaces older files of `name`."""
     path = folder / name / f"{_digest(files)}.safetensors"
     if path.is_file():
         try:
-            return read_packed(path)
+            return read_packed(path, config)
         except (CheckpointRefused, OSError) as error:
             log.warning("packing the weights again: %s", error)
     model = make()
@@ -75,14 +77,13 @@ def save_packed(model: Transformer, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     halves = [] if model.canvas is None else [pair.a for _, _, pair in model.canvas.low_rank()]
     rank = halves[0].out_dim if halves and isinstance(halves[0], PackedLinear) else 0
-    save_file(tensors, path, metadata={"config": json.dumps(model.config.to_hf()), "rank": str(rank)})
+    save_file(tensors, path, metadata={"rank": str(rank)})
 
 
-def read_packed(path: Path) -> Transformer:
+def read_packed(path: Path, config: ModelConfig) -> Transformer:
     """Raises CheckpointRefused if `save_packed` did not write the file."""
     header = read_safetensors_header(path)
     try:
-        config = ModelConfig.from_hf(json.loads(header.metadata["config"]))
         rank = int(header.metadata["rank"])
     except (KeyError, ValueError) as error:
         raise CheckpointRefused(f"{path.name}: metadata is not that of a packed model") from error

@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 
 _ALL = (
     LLAMA, QWEN2, QWEN3, SDAR, FAST_DLLM, TINY_A2D, EFFICIENT_DLM, STABLE_DIFFCODER, NEMOTRON, IDLM, WEDLM_7B,
-    WEDLM_8B, LLADA2,
-    SDAR_MOE, DIFFUSION_GEMMA, LLADA, DREAM,
+    WEDLM_8B, LLADA2, SDAR_MOE, DIFFUSION_GEMMA, LLADA, DREAM,
 )  # fmt: skip
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 

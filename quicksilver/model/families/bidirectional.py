@@ -50,10 +50,6 @@ def _tiny_a2d(config: Mapping[str, Any], name: str) -> Dialect:
     return block_dialect(size(config, "block_size", 32), mask_id, QWEN_STOP_IDS, threshold=0.9)
 
 
-def _tiny_a2d_name(dialect: Dialect) -> str:
-    return "" if dialect.keeps_kv else "tiny-a2d-mdlm"
-
-
 _OLMO_KEYS = {
     "hidden_size": "d_model",
     "num_attention_heads": "n_heads",
@@ -106,5 +102,4 @@ TINY_A2D = Family(
     model_types=("a2d-qwen3",),
     dialect=_tiny_a2d,
     qk_norm=True,
-    saved_name=_tiny_a2d_name,
 )

@@ -44,10 +44,6 @@ def _idlm(config: Mapping[str, Any], name: str) -> Dialect:
     )
 
 
-def _idlm_name(dialect: Dialect) -> str:
-    return "i-dlm"
-
-
 def _wedlm(config: Mapping[str, Any], name: str) -> Dialect:
     """Rows attend to the rows before them, in the order in which positions were filled; masked rows predict their own
     positions. The mask token is null in the published configs."""
@@ -105,5 +101,4 @@ IDLM = Family(
     dialect=_idlm,
     qk_norm=True,
     name_pattern=r"(?<![a-z])i-?dlm",
-    saved_name=_idlm_name,
 )

@@ -20,12 +20,6 @@ _CANVAS_LEN, _VOCAB_SIZE, _STEPS = 256, 262_144, 48
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PATTERN = 6
 
-# Keys of the text network that have Llama's names.
-_SHARED_KEYS = (
-    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings",
-)  # fmt: skip
-
 _LAYER = "model.decoder.layers.{i}"
 _ENCODER = "model.encoder.language_model."
 _BLOCK = "model.decoder.self_conditioning"
@@ -138,40 +132,6 @@ def _full_heads(config: Mapping[str, Any], layer: int) -> tuple[int, int]:
     return int(head_dim), int(kv_heads or config["num_key_value_heads"])
 
 
-def _export(flat: Mapping[str, Any], gemma: GemmaConfig, dialect: Dialect) -> Mapping[str, Any]:
-    """The config.json of transformers."""
-    theta = flat["rope_parameters"]["rope_theta"]
-    text = {
-        **{key: flat[key] for key in _SHARED_KEYS},
-        "model_type": "diffusion_gemma_text",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": [_FULL if is_full else _SLIDING for is_full in gemma.is_full],
-        "sliding_window": gemma.window,
-        "global_head_dim": gemma.full_head_dim,
-        "num_global_key_value_heads": gemma.full_kv_heads,
-        "rope_parameters": {
-            _SLIDING: {"rope_type": "default", "rope_theta": theta},
-            _FULL: {
-                "rope_type": "proportional",
-                "rope_theta": gemma.full_rope_theta,
-                "partial_rotary_factor": gemma.full_partial_rotary,
-            },
-        },
-        "final_logit_softcapping": gemma.logit_softcap,
-        "num_experts": flat["num_experts"],
-        "top_k_experts": flat["num_experts_per_tok"],
-        "moe_intermediate_size": flat["moe_intermediate_size"],
-    }
-    return {
-        "architectures": flat["architectures"],
-        "model_type": flat["model_type"],
-        "text_config": text,
-        "vision_config": None,
-        "tie_word_embeddings": flat["tie_word_embeddings"],
-        "canvas_length": dialect.default.canvas_len,
-    }
-
-
 DIFFUSION_GEMMA = Family(
     name="diffusion-gemma",
     architecture="DiffusionGemmaForBlockDiffusion",
@@ -181,7 +141,6 @@ DIFFUSION_GEMMA = Family(
     moe=_experts,
     gemma=_gemma,
     standard_config=_standard_config,
-    export_config=_export,
     hf_names=GEMMA_NAMES,
     hf_alias=("model.decoder.", _ENCODER),
     hf_unused=("model.encoder.",),

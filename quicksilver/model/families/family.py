@@ -24,14 +24,6 @@ def _dense(config: Mapping[str, Any]) -> None:
     return None
 
 
-def _export(flat: Mapping[str, Any], gemma: GemmaConfig, dialect: Dialect) -> Mapping[str, Any]:
-    return flat
-
-
-def _no_name(dialect: Dialect) -> str:
-    return ""
-
-
 def _autoregressive(config: Mapping[str, Any], name: str) -> Dialect:
     return AUTOREGRESSIVE
 
@@ -58,7 +50,6 @@ class Family:
 
     # Files.
     standard_config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _same  # config.json -> Llama's key names
-    export_config: Callable[[Mapping[str, Any], GemmaConfig, Dialect], Mapping[str, Any]] = _export  # and back
     hf_names: NameTable = field(default_factory=lambda: HF_NAMES)  # tensors in safetensors files
     # A second prefix under which tensors may be stored, and prefixes of tensors that are not used.
     hf_alias: tuple[str, str] | None = None
@@ -69,8 +60,6 @@ class Family:
     has_body: Callable[[Mapping[str, Any]], bool] = _any_body
     # A regular expression for names of checkpoints, where configs of another family look the same.
     name_pattern: str = ""
-    # What a saved config says of the checkpoint's name, where the config alone does not tell the dialect.
-    saved_name: Callable[[Dialect], str] = _no_name
 
     @property
     def known_model_types(self) -> tuple[str, ...]:

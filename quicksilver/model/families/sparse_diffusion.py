@@ -64,13 +64,6 @@ def _version(name: str) -> str:
     return found[0] if found else ""
 
 
-def _llada2_name(dialect: Dialect) -> str:
-    """The name under which a checkpoint is saved, so that `_version` finds its version again; empty: any name."""
-    if DecoderName.EDIT not in dialect.decoders:
-        return "llada2.0"
-    return "llada2.1" if dialect.default.name is DecoderName.EDIT else ""
-
-
 def _llada2_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("image_token_offset") or config.get("expert_capacity"):
         raise CheckpointRefused("config.json: LLaDA2.0-Uni and LLaDA2.2 are not supported")
@@ -118,7 +111,6 @@ LLADA2 = Family(
     moe=_llada2_experts,
     qk_norm=True,
     standard_config=_llada2_config,
-    saved_name=_llada2_name,
     hf_names=LLADA2_NAMES,
 )
 SDAR_MOE = Family(

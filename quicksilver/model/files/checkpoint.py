@@ -1,4 +1,4 @@
-"""Load a checkpoint (a safetensors directory or a GGUF file) into a `Transformer`, and save one as safetensors.
+"""Load a checkpoint (a safetensors directory or a GGUF file) into a `Transformer`.
 
 Headers are checked before anything is mapped; then tensors are copied one by one. A checkpoint is refused if a
 tensor is missing, unknown or has the wrong shape.
@@ -6,14 +6,12 @@ tensor is missing, unknown or has the wrong shape.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused, ModelNotFound
@@ -167,34 +165,6 @@ class HfSource:
 
     def grid(self, name: str) -> Grid | None:
         return None
-
-
-def save_model(model: Transformer, folder: Path | str) -> None:
-    """Write config.json and model.safetensors with Hugging Face's names. The model must not be quantised."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, Tensor] = {}
-    names = FAMILIES[model.config.family].hf_names
-    for target, parameter in model.named_parameters():
-        if target.startswith("canvas."):
-            continue
-        part_list = part_names(names, target, _num_experts(model.config))
-        if len(part_list) == 1:
-            tensors[part_list[0]] = parameter.detach().contiguous()
-            continue
-        matrix = parameter.detach().flatten(0, 1) if parameter.dim() == 3 else parameter.detach()
-        parts = matrix.split(_part_rows(model.config, target, matrix, len(part_list)))
-        tensors |= {name: rows.contiguous() for name, rows in zip(part_list, parts, strict=True)}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(model.config.to_hf(), indent=2) + "\n")
-
-
-def _part_rows(config: ModelConfig, target: str, matrix: Tensor, num_parts: int) -> list[int]:
-    if ".qkv." in target and num_parts == 3:
-        return [config.q_dim, config.kv_dim, config.kv_dim]
-    if config.gemma is not None and ".qk." in target:
-        return [len(matrix) - config.gemma.full_kv_dim, config.gemma.full_kv_dim]
-    return [len(matrix) // num_parts] * num_parts
 
 
 def _num_experts(config: ModelConfig) -> int:

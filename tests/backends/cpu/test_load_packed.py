@@ -15,10 +15,11 @@ if unsupported_reason() is not None:
 from quicksilver.backends.cpu.load_packed import PackTensors
 from quicksilver.backends.cpu.quantise import quantise_model
 from quicksilver.model.adapters import Adapter, merge_skill, new_canvas
-from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
+from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.lowrank import LowRank
 from tests.backends.cpu.build import same
 from tests.model.build import random_model, small_config, write_gguf
+from tests.support.saved_model import save_model
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])

@@ -15,14 +15,15 @@ from quicksilver.dialect import ContextKind
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.families import FAMILIES, Family
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.files.tensor_names import HF_NAMES
 from tests.model.build import random_model, run_dense, small_config, token_ids
+from tests.support.saved_model import hf_config, save_model
 
 
 @pytest.mark.parametrize("model_type", ["mamba", "Llama", "", None, 3, ["llama"]])
 def test_an_unknown_model_type_is_refused_with_the_known_ones(model_type: Any) -> None:
-    config = small_config().to_hf() | {"model_type": model_type}
+    config = hf_config(small_config()) | {"model_type": model_type}
     with pytest.raises(CheckpointRefused, match="model_type") as refused:
         ModelConfig.from_hf(config)
     assert repr(model_type) in refused.value.message
@@ -30,7 +31,7 @@ def test_an_unknown_model_type_is_refused_with_the_known_ones(model_type: Any) -
 
 
 def test_an_unknown_architecture_of_a_known_type_is_refused_with_the_known_ones() -> None:
-    config = small_config().to_hf() | {"architectures": ["LlamaForSequenceClassification"]}
+    config = hf_config(small_config()) | {"architectures": ["LlamaForSequenceClassification"]}
     with pytest.raises(CheckpointRefused, match="LlamaForSequenceClassification") as refused:
         ModelConfig.from_hf(config)
     assert all(family.architecture in refused.value.message for family in FAMILIES.values())
@@ -39,14 +40,14 @@ def test_an_unknown_architecture_of_a_known_type_is_refused_with_the_known_ones(
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("efficient-dlm", "stable-diffcoder")])
 def test_architectures_are_optional_where_the_model_type_is_enough(name: str) -> None:
     config = small_config(name)
-    without = {key: value for key, value in config.to_hf().items() if key != "architectures"}
+    without = {key: value for key, value in hf_config(config).items() if key != "architectures"}
     assert ModelConfig.from_hf(without, name) == config
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_config_is_read_back_as_it_was_written(name: str) -> None:
     config = small_config(name)
-    assert ModelConfig.from_hf(config.to_hf(), name) == config
+    assert ModelConfig.from_hf(hf_config(config), name) == config
 
 
 @pytest.mark.parametrize(
@@ -55,17 +56,17 @@ def test_a_config_is_read_back_as_it_was_written(name: str) -> None:
 )
 def test_a_class_with_the_model_type_of_another_family_is_refused(name: str, model_type: str) -> None:
     with pytest.raises(CheckpointRefused, match=name):
-        ModelConfig.from_hf(small_config().to_hf() | {"architectures": [name], "model_type": model_type})
+        ModelConfig.from_hf(hf_config(small_config()) | {"architectures": [name], "model_type": model_type})
 
 
 def test_a_remote_class_beside_a_plain_architecture_is_refused() -> None:
     remote = {"auto_map": {"AutoModelForCausalLM": "modeling_new.NewDiffusionLM"}}
     with pytest.raises(CheckpointRefused, match="NewDiffusionLM"):
-        ModelConfig.from_hf(small_config().to_hf() | remote)
+        ModelConfig.from_hf(hf_config(small_config()) | remote)
 
 
 def test_two_families_with_one_class_are_told_apart_by_the_name_of_the_checkpoint() -> None:
-    config = small_config("sdar").to_hf()
+    config = hf_config(small_config("sdar"))
     assert ModelConfig.from_hf(config, "SDAR-8B-Chat").family == "sdar"
     assert ModelConfig.from_hf(config, "I-DLM-8B").family == "i-dlm"
     assert ModelConfig.from_hf(config, "idlm").family == "i-dlm"
@@ -76,16 +77,16 @@ def test_two_families_with_one_class_are_told_apart_by_the_name_of_the_checkpoin
 @pytest.mark.parametrize("name", ["multidlm", "SDAR-8B"])
 @pytest.mark.parametrize("path", ["/data/multidlm/SDAR-8B", "/data/i-dlm/SDAR-8B", "", None])
 def test_a_part_of_a_word_or_of_a_path_is_no_name(name: str, path: str | None) -> None:
-    config = small_config("sdar").to_hf() | {"_name_or_path": path}
+    config = hf_config(small_config("sdar")) | {"_name_or_path": path}
     assert ModelConfig.from_hf(config, name).family == "sdar"
 
 
 def test_a_choice_by_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    ModelConfig.from_hf(small_config("sdar").to_hf(), "renamed")
+    ModelConfig.from_hf(hf_config(small_config("sdar")), "renamed")
     assert "loaded as sdar" in caplog.text
     assert "i-dlm" in caplog.text
-    ModelConfig.from_hf(small_config("llada2").to_hf(), "renamed")
+    ModelConfig.from_hf(hf_config(small_config("llada2")), "renamed")
     assert "neither LLaDA2.0 nor 2.1" in caplog.text
 
 
@@ -102,26 +103,26 @@ def test_a_choice_by_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_only_llada2_1_edits_by_default(name: str, path: str, default: str, decoders: set[str]) -> None:
     """`confidence` is right for both versions; it has a threshold of its own."""
-    read = ModelConfig.from_hf(small_config("llada2").to_hf() | {"_name_or_path": path}, name)
+    read = ModelConfig.from_hf(hf_config(small_config("llada2")) | {"_name_or_path": path}, name)
     assert (read.dialect.default.name, set(read.dialect.decoders)) == (default, decoders)
     params = {params.name: params for params in (read.dialect.default, *read.dialect.others)}
     assert params[DecoderName.CONFIDENCE].threshold == 0.95
     assert set(params) == decoders
-    assert ModelConfig.from_hf(read.to_hf(), "saved copy").dialect == read.dialect
+    assert ModelConfig.from_hf(hf_config(read), "saved copy").dialect == read.dialect
 
 
 def test_the_block_length_of_sdar_is_in_its_name_if_the_config_has_none() -> None:
-    config = small_config("sdar").to_hf()
+    config = hf_config(small_config("sdar"))
     del config["block_size"]
     assert ModelConfig.from_hf(config, "SDAR-4B-Chat").dialect.block_len == 4
     assert ModelConfig.from_hf(config, "SDAR-4B-Chat-b16").dialect.block_len == 16
 
 
 def test_tiny_a2d_is_masked_or_block_diffusion_by_its_name() -> None:
-    config = small_config("tiny-a2d").to_hf()
+    config = hf_config(small_config("tiny-a2d"))
     masked = ModelConfig.from_hf(config, "Qwen3-0.6B-diffusion-mdlm-v0.1")
     assert masked.dialect.context is ContextKind.FULL
-    assert ModelConfig.from_hf(masked.to_hf(), "saved copy").dialect == masked.dialect
+    assert ModelConfig.from_hf(hf_config(masked), "saved copy").dialect == masked.dialect
     blocks = ModelConfig.from_hf(config, "Qwen3-0.6B-diffusion-bd3lm-v0.1").dialect
     assert (blocks.context, blocks.block_len) == (ContextKind.BLOCK, 4)
     with pytest.raises(CheckpointRefused, match="shifted"):
@@ -131,7 +132,7 @@ def test_tiny_a2d_is_masked_or_block_diffusion_by_its_name() -> None:
 @pytest.mark.parametrize("changes", [{"mask_token_id": 128}, {"mask_token_id": -1}, {"block_size": 1 << 20}])
 def test_mask_tokens_and_blocks_out_of_range_are_refused(changes: dict[str, int]) -> None:
     with pytest.raises(CheckpointRefused, match="mask token"):
-        ModelConfig.from_hf(small_config("sdar").to_hf() | changes)
+        ModelConfig.from_hf(hf_config(small_config("sdar")) | changes)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_mask_tokens_and_blocks_out_of_range_are_refused(changes: dict[str, int]
 )
 def test_experts_that_cannot_be_built_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CheckpointRefused):
-        ModelConfig.from_hf(small_config("llada2").to_hf() | changes)
+        ModelConfig.from_hf(hf_config(small_config("llada2")) | changes)
 
 
 def test_an_unknown_gguf_architecture_is_refused_with_the_known_ones() -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from quicksilver.errors import CheckpointRefused, ModelNotFound
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.families import FAMILIES
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.saved_model import hf_config, save_model
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -139,8 +140,8 @@ def test_old_exports_with_a_rotary_table_and_a_second_head_load(tmp_path: Path) 
     ("files", "reason"),
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "model_type"),
-        ({"config.json": json.dumps(SMALL.to_hf()).encode(), "pytorch_model.bin": b"x"}, "pickled"),
-        ({"config.json": json.dumps(SMALL.to_hf()).encode()}, "has no"),
+        ({"config.json": json.dumps(hf_config(SMALL)).encode(), "pytorch_model.bin": b"x"}, "pickled"),
+        ({"config.json": json.dumps(hf_config(SMALL)).encode()}, "has no"),
         ({"config.json": b"[1]"}, "JSON object"),
         ({"config.json": b"\xff"}, "valid JSON"),
         ({"model.safetensors": b""}, r"config\.json is missing"),

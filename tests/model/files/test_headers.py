@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.files.headers import MAX_HEADER_BYTES, read_safetensors_header
 from tests.model.build import random_model, small_config
+from tests.support.saved_model import save_model
 
 TINY = small_config(num_layers=1, dim=32, ffn_dim=32, num_heads=2, num_kv_heads=1, vocab_size=16)
 

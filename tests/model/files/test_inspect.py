@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quicksilver.errors import ModelNotFound
-from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.files.inspect import describe
 from tests.model.build import random_model, small_config, write_gguf
+from tests.support.saved_model import save_model
 
 
 def test_each_format_is_described_by_its_headers(tmp_path: Path) -> None:

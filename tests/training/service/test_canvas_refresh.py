@@ -17,7 +17,7 @@ from quicksilver.adapters import AdapterRef
 from quicksilver.core import Request
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill, save_adapter
-from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ from quicksilver.tuning.jobs import TuningJob
 from quicksilver.tuning.models import adapter_file, find_model, list_models
 from tests.accounts.test_training_charges import new_key, spent
 from tests.support.row_adapters import saved
+from tests.support.saved_model import save_model
 from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
 from tests.support.tuning import Shop, question, write_base
 from tests.training.service.test_trainer import Killed, StopAfter, killed
