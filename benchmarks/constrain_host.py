@@ -37,10 +37,11 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.hub.resolve import resolve
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
+from tests.support.canvas_adapters import new_canvas
 
 WIDTHS = {"coder-1.5b": 151_936, "nano": 49_152}
 # Milliseconds of a forward of coder-1.5b on an H200, by rows; canvas rows cost a fifth more.

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from benchmarks.rescore import read_reports, rescore
 from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.torch.backend import TorchBackend
@@ -38,8 +39,8 @@ from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.evals.catalogue import GROUPS, pick_tasks
 from quicksilver.evals.data import PACK, held_out_records, train_file
-from quicksilver.evals.report import Cell, Report, read_reports, write_reports
-from quicksilver.evals.run import EvalSettings, rescore, run_evals
+from quicksilver.evals.report import Cell, Report, write_reports
+from quicksilver.evals.run import EvalSettings, run_evals
 from quicksilver.evals.table import compare
 from quicksilver.hub.resolve import ModelFiles
 from quicksilver.model.transformer import Transformer

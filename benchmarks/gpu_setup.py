@@ -32,8 +32,8 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.model.assemble import empty_transformer, finish, set_parameter
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
+from tests.support.canvas_adapters import new_canvas
 
 DEVICE = "cuda"
 _RING_BYTES, _STAGE_BYTES = layer_fused_shape.MAX_RING_BYTES, layer_fused_shape.STAGE_BYTES

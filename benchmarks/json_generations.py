@@ -43,7 +43,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.errors import InvalidGrammar
 from quicksilver.hub.resolve import resolve
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 from quicksilver.server.app import build_app
@@ -52,6 +52,7 @@ from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.worker.async_engine import AsyncEngine
+from tests.support.canvas_adapters import new_canvas
 
 ROOT = Path(__file__).parent
 FINISHED = ("stop", "tool_calls")

@@ -23,12 +23,12 @@ from torch import Tensor
 from benchmarks.cpu_decode import ROOT, commit
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.load_packed import PackTensors
-from quicksilver.backends.cpu.quantise import quantise_model
 from quicksilver.hub.resolve import ModelFiles, resolve
 from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.dense_attend import DenseAttend
+from tests.support.quantised import quantise_model
 from tests.support.saved_model import save_model
 
 PROMPTS = (

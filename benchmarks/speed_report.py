@@ -33,7 +33,8 @@ from typing import Any
 
 import httpx
 
-from quicksilver.evals.report import machine_facts, read_reports
+from benchmarks.rescore import read_reports
+from quicksilver.evals.report import machine_facts
 
 GOAL = 500
 LEVELS = [(1000, 1), (1000, 10), (10000, 1), (10000, 10)]

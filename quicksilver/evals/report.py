@@ -9,12 +9,11 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quicksilver.errors import InvalidRequest
 from quicksilver.evals.speed import Speed, total
 
 # The domain whose main metrics are averaged.
@@ -115,13 +114,6 @@ def write_reports(reports: Sequence[Report], path: Path) -> None:
     path.write_text(json.dumps({"reports": [_plain(report) for report in reports]}, indent=1) + "\n")
 
 
-def read_reports(path: Path) -> list[Report]:
-    try:
-        return [_report(plain) for plain in json.loads(path.read_text())["reports"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidRequest(f"{path} is not a report of evaluations: {error}") from error
-
-
 def _plain(report: Report) -> dict[str, Any]:
     """Convert to plain JSON values, including derived figures."""
     plain = asdict(report)
@@ -140,18 +132,3 @@ def _plain(report: Report) -> dict[str, Any]:
         for decoder, domains in report.speeds().items()
     }
     return plain
-
-
-def _report(plain: Mapping[str, Any]) -> Report:
-    kept = {name: plain[name] for name in ("model", "settings", "engine", "machine")}
-    return Report(cells=tuple(_cell(cell) for cell in plain["cells"]), **kept)
-
-
-def _cell(plain: Mapping[str, Any]) -> Cell:
-    rich = {"speed": Speed(**plain["speed"]), "records": tuple(_records(plain["records"]))}
-    return Cell(**{**plain, **rich, "headlines": tuple(plain["headlines"])})
-
-
-def _records(plain: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
-    for record in plain:
-        yield Record(**{**record, "calls": tuple((name, arguments) for name, arguments in record["calls"])})

@@ -8,11 +8,9 @@ same code as in the server, so reasoning is not scored and tool calls are parsed
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -161,31 +159,6 @@ def choose_items(task: Task[Any], settings: EvalSettings) -> list[tuple[int, Any
     if limit >= len(items):
         return items
     return sorted(random.Random(f"{settings.seed}/{task.name}").sample(items, limit), key=lambda pair: pair[0])
-
-
-def rescore(report: Report, data: Path) -> Report:
-    """Score stored answers again, for example after a change of the scoring code."""
-    cells = []
-    for cell in report.cells:
-        (task,) = pick_tasks((cell.task,))
-        cells.append(_rescored(cell, task, data) if cell.decoder != "likelihood" else cell)
-    return Report(report.model, tuple(cells), report.settings, report.engine, report.machine)
-
-
-def _rescored(cell: Cell, task: Task[Any], data: Path) -> Cell:
-    items = dict(enumerate(task.load(data)))
-
-    def score(record: Record) -> Record:
-        answer = Answer(record.text, tuple(ToolCall(name, arguments) for name, arguments in record.calls))
-        metrics = task.score(items[record.index], answer) if not record.error else {}
-        return Record(record.index, record.text, record.calls, metrics, record.error)
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        records = list(pool.map(score, cell.records))
-    good = [record.metrics for record in records if not record.error]
-    shown = {name: getattr(cell, name) for name in Cell.__slots__}
-    shown |= {"metrics": task.summarise(good) if good else {}, "records": tuple(records)}
-    return Cell(**shown)
 
 
 async def collect(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.adapter_file import load_adapter, save_adapter
-from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank, linear_shapes, new_canvas
+from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank, linear_shapes
 from quicksilver.model.transformer import Transformer
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "linear_shapes",
     "load_adapter",
     "merge_skill",
-    "new_canvas",
     "save_adapter",
     "stack_adapters",
 ]

@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quicksilver.errors import EngineUnavailable, QuicksilverError
-from quicksilver.model.adapters import attach_canvas, load_adapter, new_canvas, save_adapter
+from quicksilver.model.adapters import attach_canvas, load_adapter, save_adapter
 from quicksilver.worker.client import RemoteEngine
+from tests.support.canvas_adapters import new_canvas
 from tests.support.tiny import TINY, tiny_model
 
 

@@ -15,9 +15,10 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.hub.resolve import ModelFiles
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
+from tests.support.canvas_adapters import new_canvas
 from tests.support.dense_attend import DenseAttend
 from tests.support.saved_model import save_model
 from tests.support.tiny import decode_params, generate

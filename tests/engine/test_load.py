@@ -21,8 +21,9 @@ from quicksilver.engine.load import (
 )
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.hub.files import ModelFiles
-from quicksilver.model.adapters import Adapter, new_canvas, save_adapter
+from quicksilver.model.adapters import Adapter, save_adapter
 from quicksilver.model.families import FAMILIES
+from tests.support.canvas_adapters import new_canvas
 from tests.support.saved_model import save_model
 from tests.support.tiny import TINY, random_weights, tiny_model
 

@@ -108,7 +108,7 @@ def test_a_block_that_one_forward_fills_is_exact() -> None:
 @pytest.mark.skipif(unsupported_reason() is not None, reason="compiled CPU backend")
 def test_the_compiled_backend_computes_the_whole_text_alike() -> None:
     from quicksilver.backends.cpu.backend import CpuBackend
-    from quicksilver.backends.cpu.quantise import quantise_model
+    from tests.support.quantised import quantise_model
 
     exact = replace(stale_model("llada").config.dialect, has_stale_prefix=False)
     model = quantise_model(random_model(replace(small_config("qwen3"), dialect=exact))).eval()

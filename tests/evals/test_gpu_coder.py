@@ -15,9 +15,8 @@ from benchmarks.coder_answers import AR, SERVED, answer_all, two_forwards
 from benchmarks.coder_parts import Bench
 from benchmarks.coder_prompts import DOMAINS, mixed_asks
 from benchmarks.coder_report import Book
+from benchmarks.rescore import read_reports, rescore
 from quicksilver.evals.prompt_builder import PromptBuilder
-from quicksilver.evals.report import read_reports
-from quicksilver.evals.run import rescore
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from tests.evals.build import HELD_OUT, write_pack, write_rows

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rescore import read_reports
 from quicksilver.core import FinishReason, Usage
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.report import Cell, Record, Report, machine_facts, read_reports, write_reports
+from quicksilver.evals.report import Cell, Record, Report, machine_facts, write_reports
 from quicksilver.evals.speed import Speed, speed_of
 from quicksilver.evals.table import compare
 from quicksilver.evals.task import Answer

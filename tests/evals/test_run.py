@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rescore import rescore
 from quicksilver.core import CommitRule, ConstraintSpec, DecoderName, DecoderParams, Delta, FinishReason, Request
 from quicksilver.errors import InvalidRequest, RowFailed
 from quicksilver.evals import catalogue
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import Report
-from quicksilver.evals.run import EvalSettings, choose_items, collect, decoder_label, rescore, run_evals
+from quicksilver.evals.run import EvalSettings, choose_items, collect, decoder_label, run_evals
 from quicksilver.evals.task import Answer, Generate, Likelihood, Metrics, Task
 from quicksilver.text.conversation import ToolCall
 from tests.evals.build import likes_shortest, speaking, write_pack

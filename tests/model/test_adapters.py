@@ -10,17 +10,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.adapters import (
-    LINEARS,
-    Adapter,
-    CanvasAdapter,
-    attach_canvas,
-    merge_skill,
-    new_canvas,
-    stack_adapters,
-)
+from quicksilver.model.adapters import LINEARS, Adapter, CanvasAdapter, attach_canvas, merge_skill, stack_adapters
 from quicksilver.model.transformer import Transformer
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.canvas_adapters import new_canvas
 from tests.support.dense_attend import DenseAttend
 
 IS_CANVAS = torch.tensor([False] * 6 + [True] * 5)

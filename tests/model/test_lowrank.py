@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.model.lowrank import LINEARS, LowRank, LowRankModules, linear_shapes, new_canvas
+from quicksilver.model.lowrank import LINEARS, LowRank, LowRankModules, linear_shapes
 from quicksilver.model.transformer import Transformer
 from tests.model.build import SMALL
+from tests.support.canvas_adapters import new_canvas
 
 
 def test_a_pair_adds_b_a_x_where_the_gate_is_open() -> None:

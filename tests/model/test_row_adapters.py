@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.adapters import new_canvas
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.row_adapters import MAX_RANK, check_row_adapter, convert
+from tests.support.canvas_adapters import new_canvas
 from tests.support.row_adapters import random_adapter
 from tests.support.tiny import TINY
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.transformer import Rope, Transformer, rotate
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.canvas_adapters import new_canvas
 from tests.support.dense_attend import DenseAttend
 
 

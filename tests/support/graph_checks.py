@@ -30,8 +30,8 @@ from quicksilver.engine.engine import Engine
 from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
+from tests.support.canvas_adapters import new_canvas
 from tests.support.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
 from tests.support.proposals import confident, with_lookup
 

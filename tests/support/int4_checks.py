@@ -18,10 +18,11 @@ from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Weight
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.formats.int4 import GROUP_LEN, dequantise_int4, quantise_int4
+from quicksilver.model.formats.int4 import GROUP_LEN, quantise_int4
 from quicksilver.model.transformer import Transformer
 from tests.support.fp8_checks import with_fp8_weights
 from tests.support.graph_checks import CLUSTERED, LAYER_FUSED, SMALL, WIDE, causal_batch, eager_forward, model_of
+from tests.support.int4_words import dequantise_int4
 from tests.support.kernel_checks import expect_close, here
 
 

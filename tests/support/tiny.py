@@ -15,10 +15,11 @@ from quicksilver.diffusion.reference import Predict
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import new_transformer
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
+from tests.support.canvas_adapters import new_canvas
 from tests.support.dense_attend import DenseAttend
 
 TINY = ModelConfig(

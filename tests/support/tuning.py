@@ -13,7 +13,7 @@ import torch
 from quicksilver.accounts.objects import ObjectStore, open_local
 from quicksilver.accounts.stored_files import describe, write_file
 from quicksilver.hub.files import ModelFiles
-from quicksilver.model.adapters import load_adapter, merge_skill, new_canvas, save_adapter
+from quicksilver.model.adapters import load_adapter, merge_skill, save_adapter
 from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate, Message
@@ -25,6 +25,7 @@ from quicksilver.tuning.hyperparameters import checked
 from quicksilver.tuning.jobs import JobStore, TuningJob, new_job
 from quicksilver.tuning.models import adapter_file, find_model
 from quicksilver.tuning.settings import TrainerSettings
+from tests.support.canvas_adapters import new_canvas
 from tests.support.fakes import tokenizer_json
 from tests.support.saved_model import save_model
 from tests.support.tiny import TINY

@@ -1,8 +1,4 @@
-"""Rounds a loaded Transformer to int8 in place: linears, token embeddings and the canvas adapter.
-
-`load_packed` gives the same weights tensor by tensor while a checkpoint is read; use this module for a model that is
-already in memory.
-"""
+"""Rounds linears, token embeddings and the canvas adapter of a Transformer to int8, in the layout of the matmul."""
 
 from __future__ import annotations
 
@@ -12,27 +8,9 @@ from quicksilver.backends.cpu.linear import Int8Embedding, PackedLinear
 from quicksilver.backends.cpu.matmul import pack
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
 from quicksilver.model.adapters import CanvasAdapter
-from quicksilver.model.assemble import replace_module
 from quicksilver.model.formats.int8 import quantise_int8, quantise_int8_groups
 from quicksilver.model.lowrank import LowRankModules
-from quicksilver.model.moe import SparseFeedForward
 from quicksilver.model.transformer import Transformer
-
-
-def quantise_model(model: Transformer) -> Transformer:
-    """Replace every linear, the head and the embedding table; the float weights are freed one by one.
-
-    Merge a skill adapter before. A canvas adapter that is attached is rounded as well. Experts keep their float
-    weights: there is no int8 path for them.
-    """
-    quantise_canvas(model)
-    experts = [name for name, module in model.named_modules() if isinstance(module, SparseFeedForward)]
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and not name.startswith(tuple(f"{expert}." for expert in experts)):
-            replace_module(model, name, quantise_linear(module.weight, module.bias))
-    replace_module(model, "tokens", quantise_embedding(model.tokens.weight))
-    model.weight_format = "int8"
-    return model
 
 
 def quantise_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

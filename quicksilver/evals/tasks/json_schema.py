@@ -1,7 +1,8 @@
 """JSON without a grammar: the prompt shows a schema and asks for one document. 500 held-out schemas.
 
 `parses` requires the whole answer to be JSON. `valid` also requires it to satisfy the schema, and is present only if
-the validator is installed. Answers from a machine without it can be scored later (`run.rescore`).
+the validator is installed. Answers from a machine without it can be scored later
+(`benchmarks/eval_gpu.py --rescore`).
 """
 
 from __future__ import annotations

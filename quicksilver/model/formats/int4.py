@@ -26,12 +26,6 @@ def quantise_int4(weight: Tensor, group_len: int) -> tuple[Tensor, Tensor, Tenso
     return pack_nibbles(steps.round().clamp(0, 15).flatten(1).to(torch.uint8)), scale, zero
 
 
-def dequantise_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """The fp32 weights of `quantise_int4`'s result."""
-    values = unpack_nibbles(q).unflatten(1, (scale.shape[1], -1)).float() - 8
-    return (values * scale.float()[..., None] + zero.float()[..., None]).flatten(1)
-
-
 def pack_nibbles(values: Tensor) -> Tensor:
     """(rows, cols) of 0 … 15 -> (rows, cols / 2) bytes, the even column in the low nibble."""
     return values[:, ::2] | (values[:, 1::2] << 4)

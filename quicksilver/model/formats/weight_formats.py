@@ -23,9 +23,6 @@ DEVICES = {
     "int4": ("cuda",),
 }
 SETTINGS = (AUTO, *DEVICES)
-# Formats of the CUDA kernels. fp8 and int4 are made from 16-bit weights. Afterwards only embeddings and head stay in
-# 16 bits, for requests with rare sampling options.
-CUDA_FORMATS = ("bfloat16", "fp8", "int4")
 
 
 def formats_of(device: str) -> tuple[str, ...]:

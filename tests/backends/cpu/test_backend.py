@@ -15,9 +15,10 @@ from quicksilver.diffusion.sample import propose, sample_rows
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
+from tests.support.canvas_adapters import new_canvas
 from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
 
@@ -25,7 +26,7 @@ if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.backend import CpuBackend
-from quicksilver.backends.cpu.quantise import quantise_model
+from tests.support.quantised import quantise_model
 
 PROMPTS = [[random.Random(i).randrange(128) for _ in range(3 + 11 * i)] for i in range(6)]
 SAMPLED = {"temperature": 0.8, "seed": 3}

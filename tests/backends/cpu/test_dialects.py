@@ -30,7 +30,7 @@ if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.backend import CpuBackend
-from quicksilver.backends.cpu.quantise import quantise_model
+from tests.support.quantised import quantise_model
 
 PLAIN = [
     name

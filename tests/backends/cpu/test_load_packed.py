@@ -13,12 +13,13 @@ if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.load_packed import PackTensors
-from quicksilver.backends.cpu.quantise import quantise_model
-from quicksilver.model.adapters import Adapter, merge_skill, new_canvas
+from quicksilver.model.adapters import Adapter, merge_skill
 from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.lowrank import LowRank
 from tests.backends.cpu.build import same
 from tests.model.build import random_model, small_config, write_gguf
+from tests.support.canvas_adapters import new_canvas
+from tests.support.quantised import quantise_model
 from tests.support.saved_model import save_model
 
 

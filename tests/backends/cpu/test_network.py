@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quicksilver.backends.cpu.support import unsupported_reason
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.lowrank import LowRank, LowRankModules
@@ -15,13 +15,15 @@ from quicksilver.model.row_adapters import AdapterRows, Pair, RowAdapter, conver
 from quicksilver.model.transformer import Transformer
 from tests.backends.cpu.build import by_slot
 from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
+from tests.support.canvas_adapters import new_canvas
 from tests.support.row_adapters import random_adapter
 
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.network import CompiledNetwork, is_supported, row_blocks
-from quicksilver.backends.cpu.quantise import quantise_linear, quantise_model
+from quicksilver.backends.cpu.quantise import quantise_linear
+from tests.support.quantised import quantise_model
 
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
 

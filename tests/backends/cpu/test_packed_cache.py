@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from quicksilver.backends.cpu.support import unsupported_reason
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
+from tests.support.canvas_adapters import new_canvas
 
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.packed_cache import load_or_pack
-from quicksilver.backends.cpu.quantise import quantise_model
 from tests.backends.cpu.build import same
+from tests.support.quantised import quantise_model
 
 CONFIG = small_config("qwen2")
 

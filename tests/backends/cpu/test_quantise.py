@@ -7,16 +7,18 @@ import torch
 
 from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.errors import InvalidRequest
-from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
+from quicksilver.model.adapters import attach_canvas, merge_skill
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.lowrank import LowRank
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.canvas_adapters import new_canvas
 from tests.support.dense_attend import DenseAttend
 
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear, quantise_model
+from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear
+from tests.support.quantised import quantise_model
 
 # Relative errors that the rounding of weights and activations may cause.
 LINEAR_ERROR = 0.012

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
-from quicksilver.model.adapters import Adapter, CanvasAdapter, load_adapter, new_canvas, save_adapter
+from quicksilver.model.adapters import Adapter, CanvasAdapter, load_adapter, save_adapter
 from tests.model.build import SMALL
+from tests.support.canvas_adapters import new_canvas
 from tests.support.shared_data import shared
 
 

@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quicksilver.errors import CheckpointRefused, ModelNotFound
-from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.checkpoint import load_model
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.canvas_adapters import new_canvas
 from tests.support.saved_model import hf_config, save_model
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.model.formats.int4 import dequantise_int4, pack_nibbles, quantise_int4, unpack_nibbles
+from quicksilver.model.formats.int4 import pack_nibbles, quantise_int4, unpack_nibbles
+from tests.support.int4_words import dequantise_int4
 
 
 def test_the_even_column_is_in_the_low_nibble() -> None:

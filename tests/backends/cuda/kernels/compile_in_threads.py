@@ -23,8 +23,8 @@ from quicksilver.backends.cuda import backend, block_rounds, build, graphs, para
 from quicksilver.backends.cuda.parallel_compile import PendingGraph, compiled_in_threads
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
+from tests.support.canvas_adapters import new_canvas
 
 CONFIG = ModelConfig("llama", 2, 256, 512, 4, 2, 64, 1024, 512, tied_head=True)
 CUDA = torch.device("cuda")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.int4_packing import pack_words, quantise_to_words, unpack_words
-from quicksilver.model.formats.int4 import GROUP_LEN, dequantise_int4, quantise_int4
-from tests.support.int4_words import dequantise_words
+from quicksilver.model.formats.int4 import GROUP_LEN, quantise_int4
+from tests.support.int4_words import dequantise_int4, dequantise_words
 
 
 def test_unpacking_inverts_packing() -> None:
