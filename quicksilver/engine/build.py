@@ -20,7 +20,7 @@ from quicksilver.engine.config import (
     plan_prompt_rows,
     plan_running,
 )
-from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.engine.engine import Engine
 from quicksilver.engine.memory import free_memory
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -30,13 +30,7 @@ from quicksilver.model.transformer import Transformer
 STALE_PREFIX = "stale_prefix keeps keys and values of the prompt within a block, so this text is approximate"
 
 
-def build_engine(
-    model: Transformer,
-    name: str,
-    config: EngineConfig,
-    constraints: ConstraintFactory | None = None,
-    base_sha256: str = "",
-) -> Engine:
+def build_engine(model: Transformer, name: str, config: EngineConfig, base_sha256: str = "") -> Engine:
     """Allocates the KV cache on the device of the weights. `base_sha256` is that of the base file, if it is known."""
     device, dtype, dialect = model.device, model.dtype, model.config.dialect
     config = for_dialect(config, dialect)
@@ -85,7 +79,7 @@ def build_engine(
         lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes, backend.adapter_store
     )
     config = replace(config, spare_pages=config.spare_pages or needs.spare_pages)
-    return Engine(backend, info, config, constraints, dialect, adapters if backend.supports_adapters else None)
+    return Engine(backend, info, config, None, dialect, adapters if backend.supports_adapters else None)
 
 
 def for_dialect(config: EngineConfig, dialect: Dialect) -> EngineConfig:

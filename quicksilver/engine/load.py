@@ -11,7 +11,7 @@ from quicksilver.backends.cpu.support import unsupported_reason as cpu_unsupport
 from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.engine.engine import Engine
 from quicksilver.engine.memory import check_memory, free_memory
 from quicksilver.errors import CheckpointRefused
 from quicksilver.hub.resolve import ModelFiles, default_home
@@ -58,9 +58,8 @@ def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
     )
 
 
-def load_engine(
-    checkpoint: ModelFiles, load: LoadConfig, config: EngineConfig, constraints: ConstraintFactory | None = None
-) -> Engine:
+def load_engine(checkpoint: ModelFiles, load: LoadConfig, config: EngineConfig) -> Engine:
+    """An engine without structured output; the caller may set `Engine.constraints`."""
     if load.threads:
         torch.set_num_threads(load.threads)
     device, network = pick_device(load.device), open_source(checkpoint.weights).config
@@ -70,7 +69,7 @@ def load_engine(
         extend_context(model, load.yarn)
     if config.stale_prefix and model.config.dialect.is_full:
         model.config = replace(model.config, dialect=replace(model.config.dialect, has_stale_prefix=True))
-    return build_engine(model, checkpoint.name, config, constraints, checkpoint.sha256)
+    return build_engine(model, checkpoint.name, config, checkpoint.sha256)
 
 
 def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:

@@ -6,7 +6,6 @@ and data give the same files.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections import Counter
@@ -21,7 +20,7 @@ from quicksilver.training.corpus import OverlapCheck, evaluation_texts
 from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
-from quicksilver.training.pack import Document, PackedRows, pack
+from quicksilver.training.pack import Document, pack
 from quicksilver.training.prepared_data import (
     EDIT_PROMPTS,
     EVAL_PROMPTS,
@@ -243,7 +242,8 @@ def _write(
     _prompt_set(collected, data, rng).save(folder / PROMPTS)
     asked = [(prompt, i) for i, d in enumerate(domains) for prompt, _ in held[d][: data.eval_prompts]]
     prompt_set([p for p, _ in asked], [i for _, i in asked]).save(folder / EVAL_PROMPTS)
-    facts = _facts(collected, train, tokenizer, domains, end_id, (folder / TRAIN).read_bytes())
+    counts = {"tokens": collected.num_tokens, "overlaps": collected.num_overlaps}
+    facts = Facts.of(collected.formatter, folder, train, dict(collected.documents_of), domains=domains, **counts)
     facts.save(folder)
     return facts
 
@@ -259,22 +259,3 @@ def _prompt_set(collected: Collected, data: Data, rng: random.Random) -> PromptS
     prompts += [collected.formatter.self_play_prompt()] * (num_answers // 20)
     ends = [1] * num_answers + [2] * (len(prompts) - num_answers)
     return prompt_set(prompts, [0] * len(prompts), ends)
-
-
-def _facts(
-    collected: Collected, train: PackedRows, tokenizer: Tokenizer, domains: tuple[str, ...], end_id: int, raw: bytes
-) -> Facts:
-    roles = dict(tokenizer.roles.named())
-    return Facts(
-        vocab_size=tokenizer.vocab_size,
-        stop_ids=tokenizer.eos_ids,
-        end_id=end_id,
-        reserved={name: token_id for name, token_id in roles.items() if name not in ("turn_open", "turn_close")},
-        domains=domains,
-        documents=dict(collected.documents_of),
-        tokens=collected.num_tokens,
-        answer_tokens=int(train.is_answer.sum()),
-        rows=train.num_rows,
-        overlaps=collected.num_overlaps,
-        sha256=hashlib.sha256(raw).hexdigest(),
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,19 +81,7 @@ def _write(found: OwnData, data: Data, formatter: Formatter, folder: Path) -> Fa
     held = found.held_prompts or prompts[:1]
     prompt_set(prompts, [0] * len(prompts)).save(folder / PROMPTS)
     prompt_set(held, [0] * len(held)).save(folder / EVAL_PROMPTS)
-    roles = dict(tokenizer.roles.named())
-    facts = Facts(
-        vocab_size=tokenizer.vocab_size,
-        stop_ids=tokenizer.eos_ids,
-        end_id=end_id,
-        reserved={name: token_id for name, token_id in roles.items() if name not in ("turn_open", "turn_close")},
-        domains=(DOMAIN,),
-        documents=found.documents_of,
-        tokens=sum(len(document.token_ids) for document in found.train),
-        answer_tokens=int(train.is_answer.sum()),
-        rows=train.num_rows,
-        overlaps=0,
-        sha256=hashlib.sha256((folder / TRAIN).read_bytes()).hexdigest(),
-    )
+    num_tokens = sum(len(document.token_ids) for document in found.train)
+    facts = Facts.of(formatter, folder, train, found.documents_of, domains=(DOMAIN,), tokens=num_tokens, overlaps=0)
     facts.save(folder)
     return facts

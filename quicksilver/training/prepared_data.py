@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import lzma
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from quicksilver.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from quicksilver.training.formats import Formatter
+    from quicksilver.training.pack import PackedRows
 
 TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, EDIT_PROMPTS, FACTS = (
     "train.safetensors.xz",
@@ -39,6 +45,24 @@ class Facts:
     overlaps: int
     # Hash of the packed training rows.
     sha256: str
+
+    @classmethod
+    def of(
+        cls, formatter: Formatter, folder: Path, train: PackedRows, documents: dict[str, int], **others: Any
+    ) -> Facts:
+        """Of the rows in `folder`. `others` are the fields that do not follow from the tokenizer and the rows."""
+        roles = dict(formatter.tokenizer.roles.named())
+        return cls(
+            vocab_size=formatter.tokenizer.vocab_size,
+            stop_ids=formatter.tokenizer.eos_ids,
+            end_id=formatter.end_id,
+            reserved={name: token_id for name, token_id in roles.items() if name not in ("turn_open", "turn_close")},
+            documents=documents,
+            answer_tokens=int(train.is_answer.sum()),
+            rows=train.num_rows,
+            sha256=hashlib.sha256((folder / TRAIN).read_bytes()).hexdigest(),
+            **others,
+        )
 
     def save(self, folder: Path) -> None:
         (folder / FACTS).write_text(json.dumps(asdict(self), indent=1))
