@@ -17,8 +17,8 @@ MATMUL_MODES = ("fastest", "batch_invariant")
 USUAL_SHARE, LARGEST_SHARE = 0.5, 0.9
 # Defaults of `max_running`. On a GPU every request gets this many tokens of KV memory on average.
 CPU_MAX_RUNNING, GPU_MAX_RUNNING, GPU_TOKENS_EACH = 64, 512, 2048
-# Default of `prompt_rows` on a GPU. Batch-invariant products take 64 rows at a time, so larger forwards gain nothing
-# there.
+# Default of `prompt_rows` on a GPU. Batch-invariant products take at most 256 rows at a time, so larger forwards gain
+# nothing there.
 GPU_PROMPT_ROWS = 8192
 # Default of `decode_rows` on a GPU: the rows of GPU_CANVASES random canvases, or of GPU_BLOCKS blocks, each with the
 # canvas or block that is committed in the same forward; at most GPU_DECODE_ROWS.
