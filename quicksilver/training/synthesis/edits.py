@@ -49,7 +49,7 @@ def edit_rows(edit: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
     if rng.random() < 0.85 and (row := _rename_row(new, path, rng)):
         yield row
     if found and rng.random() < 0.33:
-        yield _echo_row(old, new, found, path, rng)
+        yield _echo_row(new, found, path, rng)
 
 
 def is_implied(history: list[Hunk], target: Hunk) -> bool:
@@ -112,7 +112,7 @@ def _new_name(old: str, taken: set[str], rng: random.Random) -> str:
     return rng.choice(free)
 
 
-def _echo_row(old: list[str], new: list[str], found: list[Hunk], path: str, rng: random.Random) -> EditRow:
+def _echo_row(new: list[str], found: list[Hunk], path: str, rng: random.Random) -> EditRow:
     """All edits are done; the region is returned unchanged."""
     middle = min(len(new) - 1, found[-1].start)
     start = max(0, middle - rng.randint(0, ABOVE + 3))
