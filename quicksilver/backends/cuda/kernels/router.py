@@ -164,7 +164,7 @@ def _route_kernel(
     NUM_EXPERTS: tl.constexpr, TOP_K: tl.constexpr, NUM_GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr, SLOTS: tl.constexpr, SIGMOID: tl.constexpr,
     BIAS: tl.constexpr, NORMALISED: tl.constexpr, SKIPS: tl.constexpr, INPUT_SCALE: tl.constexpr,
-    HAS_NORMED: tl.constexpr, LISTS: tl.constexpr, HEIGHT: tl.constexpr, ROWS: tl.constexpr,
+    LISTS: tl.constexpr, HEIGHT: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, TILES: tl.constexpr, TILE_SLOTS: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -183,13 +183,13 @@ def _route_kernel(
         acc = tl.dot(rows, tl.trans(w), acc, input_precision="ieee")
     is_logit = (r < num_rows)[:, None] & (e < NUM_EXPERTS)[None, :]
     tl.store(logits + r.to(tl.int64)[:, None] * NUM_EXPERTS + e[None, :], acc, mask=is_logit)
-    if HAS_NORMED:  # each program stores its share of the columns
-        for start in range(tl.program_id(1) * BLOCK_K, D, tl.num_programs(1) * BLOCK_K):
-            is_in = start + k < D
-            # Rounded to the model's dtype first, as the output of the norm is.
-            rows = _normed(x, gain, inv_rms, at_row, start + k, is_in).to(x.dtype.element_ty).to(tl.float32)
-            y = to_input_format(rows, normed.dtype.element_ty, INPUT_SCALE)
-            tl.store(normed + at_row[:, None] + (start + k)[None, :], y, mask=(r < num_rows)[:, None] & is_in[None, :])
+    # Each program stores its share of the columns of the normed rows.
+    for start in range(tl.program_id(1) * BLOCK_K, D, tl.num_programs(1) * BLOCK_K):
+        is_in = start + k < D
+        # Rounded to the model's dtype first, as the output of the norm is.
+        rows = _normed(x, gain, inv_rms, at_row, start + k, is_in).to(x.dtype.element_ty).to(tl.float32)
+        y = to_input_format(rows, normed.dtype.element_ty, INPUT_SCALE)
+        tl.store(normed + at_row[:, None] + (start + k)[None, :], y, mask=(r < num_rows)[:, None] & is_in[None, :])
     if is_last_program(arrived + 1 + tl.program_id(0), tl.num_programs(1)):
         _choose(
             logits, bias, chosen, weights, counts, pairs, prefix_end, span_start, span_end, r, num_rows, capacity,
@@ -217,10 +217,10 @@ def allocate_router(
 
 def route_rows(
     x: Tensor, norm: Norm, router: Router, out: RouterOutputs, used: UsedRows | None = None,
-    *, squares: Tensor | None = None, input_scale: float = 1.0, has_normed: bool = True,
+    *, squares: Tensor | None = None, input_scale: float = 1.0,
 ) -> RouterOutputs:  # fmt: skip
     """Fill `out` from the rows of x before the norm. `squares`: their sums of squares by tile of columns (tiles, rows),
-    if they are known. Without `has_normed` the normed rows are not stored."""
+    if they are known."""
     (num_rows, dim), moe, places = x.shape, router.moe, out.chosen.shape[1]
     block_e = 16 if num_rows <= 64 else 64
     tables = (used.prefix_end, used.span_start, used.span_end) if used else (out.chosen,) * 3
@@ -234,7 +234,7 @@ def route_rows(
         GROUPS=triton.next_power_of_2(moe.num_groups), SIZE=triton.next_power_of_2(moe.num_experts // moe.num_groups),
         PLACES=places, SLOTS=triton.next_power_of_2(places), SIGMOID=moe.router == "sigmoid",
         BIAS=router.bias is not None, NORMALISED=moe.is_normalised, SKIPS=used is not None, INPUT_SCALE=input_scale,
-        HAS_NORMED=has_normed, LISTS=triton.next_power_of_2(len(tiles.counts)), HEIGHT=tiles.height,
+        LISTS=triton.next_power_of_2(len(tiles.counts)), HEIGHT=tiles.height,
         ROWS=_BLOCK_ROWS, BLOCK_E=block_e, BLOCK_K=_BLOCK_K, TILES=num_squares,
         TILE_SLOTS=triton.next_power_of_2(max(num_squares, 1)), BLOCK=_BLOCK_SQUARES,
         BLOCKS=triton.cdiv(dim, _BLOCK_SQUARES), LINES=min(triton.next_power_of_2(triton.cdiv(dim, 64)), 32),
