@@ -17,24 +17,24 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_510, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 78_830, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_800,
-    "backends": 13_200,
+    "backends": 13_190,
     "cli": 4_120,
-    "cluster": 2_540,
+    "cluster": 2_460,
     "constrain": 5_350,
     "diffusion": 1_620,
     "editing": 3_060,
-    "engine": 3_130,
-    "evals": 2_960,
+    "engine": 3_120,
+    "evals": 2_910,
     "hub": 720,
     "llm": 800,
-    "model": 4_200,
-    "server": 18_000,
+    "model": 3_870,
+    "server": 18_050,
     "text": 2_500,
-    "training": 9_540,
+    "training": 9_420,
     "tuning": 940,
     "worker": 2_420,
     "(modules)": 900,

@@ -13,12 +13,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from quicksilver.constrain.runtime.digits import Bits
 from quicksilver.constrain.runtime.min_tokens import BeginningConstraint, MinTokens
 from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import InvalidGrammar, RowFailed
 from quicksilver.text.tokenizer import Tokenizer
-
-Bits = NDArray[np.int32]
 
 
 class ForcedPrefixes:
