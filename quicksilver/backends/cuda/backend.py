@@ -3,7 +3,8 @@
 While every sequence of the batch uses `verify`, the device runs some rounds ahead of the host. `run` compares the work
 that the engine passes with the work that the device assumed. If they are equal, `run` returns the result of the oldest
 round in flight. Otherwise (after a stop, a new sequence or an abort) it discards the rounds in flight. These rounds
-wrote KV only after the committed tokens, and the next forward overwrites it.
+wrote KV only after the committed tokens, and the next forward overwrites it. Dialects with blocks have rounds of their
+own (`block_rounds.py`), and many plain requests decode in the persistent batch (`persistent_batch.py`).
 """
 
 from __future__ import annotations
