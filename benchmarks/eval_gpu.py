@@ -19,6 +19,7 @@ import asyncio
 import json
 import lzma
 import shutil
+import sys
 import time
 from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
@@ -26,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.rescore import read_reports, rescore
 from quicksilver.backends.base import Work
