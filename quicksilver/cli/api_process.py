@@ -54,7 +54,8 @@ async def serve(settings: ApiProcessSettings, listening: socket.socket) -> None:
     async with AsyncExitStack() as stack:
         control = await ControlClient(settings.control_socket).start()
         stack.push_async_callback(control.close)
-        watch = asyncio.create_task(stop_without_supervisor())
+        drained = asyncio.Event()
+        watch = asyncio.create_task(stop_without_supervisor(drained))
         stack.callback(watch.cancel)
         with_workers = [model.files.name for model in settings.serve.with_workers]
         engines = {name: await _engine(stack, name, control) for name in with_workers}
@@ -65,7 +66,7 @@ async def serve(settings: ApiProcessSettings, listening: socket.socket) -> None:
             listening,
             own.server,
             announce=lambda: control.report(ApiState.SERVING),
-            on_drained=lambda: control.report(ApiState.DRAINED),
+            on_drained=lambda: report_drained(control, drained),
         )
 
 
@@ -77,11 +78,19 @@ async def _engine(stack: AsyncExitStack, model: str, control: ControlClient) -> 
     return engine
 
 
-async def stop_without_supervisor() -> None:
-    """Drains this process when standard input ends."""
+def report_drained(control: ControlClient, drained: asyncio.Event) -> None:
+    drained.set()
+    control.report(ApiState.DRAINED)
+
+
+async def stop_without_supervisor(drained: asyncio.Event) -> None:
+    """Drains and ends this process when standard input ends. Without a supervisor nobody tells it that the others have
+    drained, and a new server needs the port."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await drained.wait()
     os.kill(os.getpid(), signal.SIGTERM)
 
 

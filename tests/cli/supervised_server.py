@@ -50,7 +50,8 @@ def make_services(engine: EngineClient, accounts: Accounts, config: ServerConfig
 async def serve_api(home: Path, config: ServerConfig, number: int) -> None:
     async with AsyncExitStack() as stack:
         control = await ControlClient(home / "control.sock").start()
-        watch = asyncio.create_task(api_process.stop_without_supervisor())
+        drained = asyncio.Event()
+        watch = asyncio.create_task(api_process.stop_without_supervisor(drained))
         stack.callback(watch.cancel)
         engine = await SharedEngine("nano", control).start()
         stack.push_async_callback(engine.close)
@@ -62,7 +63,7 @@ async def serve_api(home: Path, config: ServerConfig, number: int) -> None:
             socket.socket(fileno=number),
             config,
             lambda: control.report(ApiState.SERVING),
-            lambda: control.report(ApiState.DRAINED),
+            lambda: api_process.report_drained(control, drained),
         )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import KeyDraft, Limits
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import AdminService, open_admin
+from quicksilver.server.config import Timeouts
 from tests.cli.supervised_server import NUM_PROCESSES
 from tests.server.conftest import chat
 from tests.server.paid_server import free_port
@@ -70,10 +73,8 @@ class Supervised:
         return {int(line.split()[0]) for line in listed.stdout.splitlines() if "supervised_server" in line}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
-    """One server for all tests, since several processes take long to start. The last test ends it."""
-    tmp_path = tmp_path_factory.mktemp("server")
+@contextmanager
+def running(tmp_path: Path) -> Iterator[Supervised]:
     port, admin_port = free_port(), free_port()
     command = [sys.executable, "-m", "tests.cli.supervised_server", str(tmp_path), str(port), str(admin_port)]
     log = tmp_path / "log"
@@ -89,6 +90,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
         process.terminate()
         process.wait(90)
     process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Supervised]:
+    """One server for all tests but the last, since several processes take long to start. The last of them ends it."""
+    with running(tmp_path_factory.mktemp("server")) as server:
+        yield server
 
 
 def until(condition: Callable[[], object], limit_s: float = 60.0) -> None:
@@ -180,3 +188,19 @@ def test_processes_drain_together_and_metrics_are_added_up(server: Supervised) -
     assert server.process.wait(90) == 0, server.log.read_text()
     assert audit(server.admin.store) == []
     assert set(server.rows(key_id).values()) == {("settled", 4), ("settled", NUM_TOKENS)}
+
+
+def test_after_kill_9_of_the_supervisor_the_port_is_free_for_the_next_server(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        server.process.kill()
+        server.process.wait()
+        until(lambda: not any(map(is_running, server.pids)), Timeouts().drain_s / 2)
+        socket.create_server(("127.0.0.1", httpx.URL(server.url).port or 0)).close()
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
