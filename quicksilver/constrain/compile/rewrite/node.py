@@ -140,11 +140,16 @@ def read_reference(document: Document, place: Place, raw: dict[str, Any]) -> dic
     return {"$ref": document.resolve(place, raw["$ref"])}
 
 
-def read_recursive_reference(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-    word = "$dynamicRef" if "$dynamicRef" in raw else "$recursiveRef"
-    if document._registry.is_dynamic:
-        raise Unenforceable(word, place.at, "a dynamic reference is not supported")
-    return {"$ref": document.resolve(place, raw[word])}
+def read_recursive_reference(word: str) -> Reader:
+    def read(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
+        if is_known(word, document.draft):
+            if document._registry.is_dynamic:
+                raise Unenforceable(word, place.at, "a dynamic reference is not supported")
+            if "$ref" in raw:
+                raise Unenforceable(word, place.at, "it is not supported beside `$ref`")
+        return {"$ref": document.resolve(place, raw[word])}
+
+    return read
 
 
 def read_type(_document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
@@ -252,8 +257,8 @@ READERS: dict[str, Reader] = {
     **{word: listed(word) for word in ("allOf", "anyOf", "oneOf", "prefixItems")},
     **{word: mapped(word) for word in ("properties", "patternProperties", "dependentSchemas")},
     "$ref": read_reference,
-    "$recursiveRef": read_recursive_reference,
-    "$dynamicRef": read_recursive_reference,
+    "$recursiveRef": read_recursive_reference("$recursiveRef"),
+    "$dynamicRef": read_recursive_reference("$dynamicRef"),
     "type": read_type,
     "enum": read_enum,
     "const": read_const,

@@ -45,11 +45,13 @@ SINCE = {
     "maxContains": Draft.Y2019,
     "unevaluatedItems": Draft.Y2019,
     "unevaluatedProperties": Draft.Y2019,
+    "$recursiveRef": Draft.Y2019,
     "prefixItems": Draft.Y2020,
+    "$dynamicRef": Draft.Y2020,
 }
 
 # Keywords that newer drafts removed.
-UNTIL = {"dependencies": Draft.SEVEN}
+UNTIL = {"dependencies": Draft.SEVEN, "$recursiveRef": Draft.Y2019}
 
 ONE_SCHEMA = frozenset(
     [

@@ -43,6 +43,25 @@ def test_recursion() -> None:
     assert admits(closed, {"kids": [{}, {"kids": []}]}, {"kids": [1]}) == [True, False]
 
 
+def test_a_recursive_reference_proves_nothing_in_other_drafts() -> None:
+    """A validator of draft 2020-12 ignores it, so the second branch matches text too."""
+    branches = [{"type": "string"}, {"$recursiveRef": "#"}]
+    schema = {"type": "object", "properties": {"a": {"oneOf": branches}}, "additionalProperties": False}
+    assert admits(schema, {"a": {}}, {"a": "text"}) == [True, False]
+    declared = {"$schema": "https://json-schema.org/draft/2019-09/schema", **schema}
+    assert admits(declared, {"a": {}}, {"a": "text"}, {"a": 1}) == [True, True, False]
+
+
+def test_two_references_in_one_schema_are_refused_by_name() -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "$defs": {"a": {"minLength": 1}, "b": {"maxLength": 2}},
+        "properties": {"a": {"$ref": "#/$defs/a", "$recursiveRef": "#/$defs/b"}},
+    }
+    with pytest.raises(InvalidGrammar, match=r"`\$recursiveRef` at '/properties/a'"):
+        schema_spec(schema)
+
+
 @pytest.mark.parametrize(
     "target", ["http://example.com/s.json", "other.json", "#/$defs/none", "#nowhere", "file:///etc/x"]
 )
