@@ -18,19 +18,73 @@ DATE = (
     f"(?:{YEAR}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{LEAP_YEAR}-02-29)"
 )
-TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
+TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+TIME_SPAN = "T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S)"
+DATE_SPAN = "(?:[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D)"
+
+
+def label(most: int) -> str:
+    """A label of a host name, of at most this many characters. `--` in the third place marks an encoded name, whose
+    code would have to be checked, so it is left out."""
+    end, inner = "[a-zA-Z0-9]", "[a-zA-Z0-9-]"
+    return f"{end}(?:{end}|{inner}{end}|{inner}{{2}}{end}|{inner}(?:{end}{inner}|-{end}){inner}{{0,{most - 5}}}{end})?"
+
+
+# A whole name has at most 253 characters.
+LABEL, SHORT_LABEL = label(63), label(30)
 OCTET = "(?:[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+IPV4 = rf"(?:{OCTET}\.){{3}}{OCTET}"
 HEX4 = "[0-9a-fA-F]{1,4}"
-PCHAR = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
-HOST = rf"{LABEL}(?:\.{LABEL}){{0,2}}"
-AUTHORITY = rf"(?:[A-Za-z0-9._~-]+@)?{HOST}(?::[0-9]{{1,4}})?"
-TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
-URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{AUTHORITY}(?:/{PCHAR}*)*|/?{PCHAR}+(?:/{PCHAR}*)*){TAIL}"
-RELATIVE = rf"(?:\.{{0,2}}/)?(?:[A-Za-z0-9._~-]+(?:/{PCHAR}*)*)?{TAIL}"
-EMAIL = rf"[A-Za-z0-9_+-]{{1,30}}(?:\.[A-Za-z0-9_+-]{{1,30}})?@{LABEL}(?:\.{LABEL}){{1,2}}"
-VARIABLE = r"\{[A-Za-z_][A-Za-z0-9_]*\}"
-TEMPLATE = rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?:{PCHAR}|[/?#]|{VARIABLE})*"
+IPV6 = "|".join(
+    [
+        f"(?:{HEX4}:){{7}}{HEX4}",
+        f"(?:{HEX4}:){{1,7}}:",
+        *(f"(?:{HEX4}:){{1,{7 - after}}}(?::{HEX4}){{1,{after}}}" for after in range(1, 7)),
+        f":(?::{HEX4}){{1,7}}",
+        "::",
+        f"(?:{HEX4}:){{6}}{IPV4}",
+        f"(?:{HEX4}:){{1,5}}:{IPV4}",
+        f"::(?:{HEX4}:){{0,5}}{IPV4}",
+    ]
+)
+HOST = rf"(?:{LABEL}(?:\.{LABEL}){{0,2}}|{SHORT_LABEL}(?:\.{SHORT_LABEL}){{3,6}})"
+ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
+EMAIL = (
+    rf"(?:{ATOM}{{1,30}}(?:\.{ATOM}{{1,30}})?|{ATOM}{{1,15}}(?:\.{ATOM}{{1,15}}){{2,3}})"
+    rf"@(?:{LABEL}(?:\.{LABEL}){{1,2}}|{SHORT_LABEL}(?:\.{SHORT_LABEL}){{3,4}})"
+)
+PORT = "(?:[0-9]{1,4}|[1-5][0-9]{4}|6[0-4][0-9]{3})"
+AUTHORITY = rf"(?:[A-Za-z0-9._~-]+@)?(?:{HOST}|\[(?:{IPV6})\])(?::{PORT})?"
+# Characters beyond ASCII, without white space and marks that no reader sees.
+ASCII, LETTERS = "", r"\x{a1}-\x{1fff}\x{3040}-\x{d7ff}"
+
+
+def uri(letters: str) -> str:
+    """An absolute URI; `letters` are the characters beyond ASCII that its path, query and fragment may have."""
+    char = path_char(letters, ":")
+    path = f"(?:/{char}*)*"
+    return rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{AUTHORITY}{path}|//(?:/{char}+)+|/?{char}+{path}){tail(letters)}"
+
+
+def relative(letters: str) -> str:
+    """A relative reference, whose first segment has no colon."""
+    char, first = path_char(letters, ":"), path_char(letters, "")
+    return rf"(?://{AUTHORITY}(?:/{char}*)*|/?(?:{first}+(?:/{char}*)*)?){tail(letters)}"
+
+
+def path_char(letters: str, more: str) -> str:
+    return f"(?:[{more}{letters}A-Za-z0-9._~!$&'()*+,;=@-]|%[0-9A-Fa-f]{{2}})"
+
+
+def tail(letters: str) -> str:
+    """Query and fragment."""
+    char = path_char(letters, ":/?")
+    return rf"(?:\?{char}*)?(?:#{char}*)?"
+
+
+NAME = r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*(?:\*|:[1-9][0-9]{0,3})?"
+VARIABLE = rf"\{{[+#./;?&]?{NAME}(?:,{NAME})*\}}"
+TEMPLATE = rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?:{path_char(ASCII, ':/?#')}|{VARIABLE})*"
 REGEX_ATOM = r"(?:[A-Za-z0-9 _,:;@#%&=~!<>/-]|\.|\\[dDwWsS.*+?^$(){}|/\\\[\]]|\[\^?(?:[A-Za-z0-9_]|[a-y]-z|A-Z|0-9)+\])"
 REGEX_PIECE = rf"{REGEX_ATOM}(?:[*+?]|\{{[0-9]{{1,3}}\}})?"
 REGEX_GROUP = rf"\((?:{REGEX_PIECE})+(?:\|(?:{REGEX_PIECE})+)*\)[*+?]?"
@@ -41,20 +95,17 @@ FORMATS = {
     "date": DATE,
     "time": TIME,
     "date-time": f"{DATE}T{TIME}",
-    "duration": (
-        "P(?:[0-9]+W|[0-9]+Y(?:[0-9]+M(?:[0-9]+D)?)?|[0-9]+M(?:[0-9]+D)?|[0-9]+D"
-        "|(?:[0-9]+D)?T(?:[0-9]+H(?:[0-9]+M(?:[0-9]+S)?)?|[0-9]+M(?:[0-9]+S)?|[0-9]+S))"
-    ),
+    "duration": f"P(?:[0-9]+W|{DATE_SPAN}(?:{TIME_SPAN})?|{TIME_SPAN})",
     "email": EMAIL,
     "idn-email": EMAIL,
     "hostname": HOST,
     "idn-hostname": HOST,
-    "ipv4": rf"(?:{OCTET}\.){{3}}{OCTET}",
-    "ipv6": f"(?:(?:{HEX4}:){{7}}{HEX4}|::(?:(?:{HEX4}:){{0,5}}{HEX4})?|(?:{HEX4}:){{1,5}}:{HEX4})",
-    "uri": URI,
-    "iri": URI,
-    "uri-reference": f"(?:{URI}|{RELATIVE})",
-    "iri-reference": f"(?:{URI}|{RELATIVE})",
+    "ipv4": IPV4,
+    "ipv6": f"(?:{IPV6})",
+    "uri": uri(ASCII),
+    "iri": uri(LETTERS),
+    "uri-reference": f"(?:{uri(ASCII)}|{relative(ASCII)})",
+    "iri-reference": f"(?:{uri(LETTERS)}|{relative(LETTERS)})",
     "uri-template": TEMPLATE,
     "regex": rf"\^?(?:{REGEX_PIECE}|{REGEX_GROUP})+\$?",
     "uuid": "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",

@@ -16,20 +16,34 @@ GOOD = {
     "date": ["2024-02-29", "0001-01-01", "2000-02-29"],
     "time": ["23:59:59Z", "00:00:00.5+02:00"],
     "date-time": ["2024-05-06T07:08:09Z"],
-    "duration": ["P1D", "P2Y3M", "PT1H30M", "P3DT4S", "P5W"],
-    "email": ["a.b@example.com"],
-    "hostname": ["example.com", "a"],
+    "duration": ["P1D", "P2Y3M", "PT1H30M", "P3DT4S", "P5W", "P1Y2M3DT4H5M6S"],
+    "email": ["a.b@example.com", "te.s.t@mail.a.example.co.uk", "o'neil+x~y@example.com"],
+    "hostname": ["example.com", "a", "a-b.c1.eu-west-1.compute.example.co.uk"],
     "ipv4": ["0.0.0.0", "255.255.255.255"],
-    "ipv6": ["::", "::1", "2001:db8::1", "1:2:3:4:5:6:7:8"],
-    "uri": ["https://example.com/a?b=c#d", "urn:isbn:123", "mailto:a@b.c"],
-    "uri-reference": ["/a/b", "a/b", "../x", "#top", "https://x.test"],
-    "uri-template": ["https://x.test/{id}/y", "/a/{b}"],
+    "ipv6": ["::", "::1", "2001:db8::1", "1:2:3:4:5:6:7:8", "d6::", "1::4:5", "::ffff:192.168.0.1"],
+    "uri": [
+        *("https://example.com/a?b=c#d", "urn:isbn:123", "mailto:a@b.c", "file:///etc/hosts", "http://127.0.0.1:8080/"),
+        *("https://docs.api.example.co.uk:50000/v1", "ldap://[2001:db8::7]/c=GB?objectClass?one"),
+    ],
+    "iri": ["https://example.com/wîkï?q=é#ñ"],
+    "uri-reference": ["/a/b", "a/b", "../x", "#top", "https://x.test", "//x.test/a", "@scope/name"],
+    "uri-template": ["https://x.test/{id}/y", "/a/{b}", "/search{?q,lang}", "{+path}/here", "{list*}", "{var:3}"],
     "uuid": ["123e4567-e89b-12d3-a456-426614174000"],
     "json-pointer": ["", "/a~0b/c~1d"],
     "relative-json-pointer": ["0#", "1/a"],
     "regex": ["^[a-z]+$", "(a|b)*", r"\d{3}-\w+"],
 }
-BAD = {"date": "2023-02-29", "time": "24:00:00Z", "ipv4": "256.1.1.1", "email": "a@", "uuid": "123", "regex": "("}
+BAD = {
+    "date": "2023-02-29",
+    "time": "24:00:00Z",
+    "ipv4": "256.1.1.1",
+    "email": "a@",
+    "hostname": "xn--x",
+    "ipv6": "1::2::3",
+    "uri": "http://[::1",
+    "uuid": "123",
+    "regex": "(",
+}
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in GOOD.items() for text in texts])
