@@ -39,6 +39,14 @@ class Disjoint:
             return True
         return self._branches_apart(left, b, depth) or self._branches_apart(right, a, depth)
 
+    def shared_types(self, a: Node, b: Node) -> set[str]:
+        """JSON types of values that may match both."""
+        if self.holds(a, b):
+            return set()
+        left, right = (conjuncts(self._document, node) + self._context for node in (a, b))
+        shared = possible_types(left) & possible_types(right)
+        return {kind for kind in shared if not self._is_apart(kind, left, right, MAX_DEPTH)}
+
     def _branches_apart(self, members: list[Node], other: Node, depth: int) -> bool:
         """Whether a union among `members` has only branches that exclude `other`."""
         unions = [member.get(word) for member in members for word in ("anyOf", "oneOf") if member.get(word)]

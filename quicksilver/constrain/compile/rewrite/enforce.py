@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quicksilver.constrain.compile.rewrite import counting
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.compile.rewrite.disjoint import Disjoint, possible_types
 from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
 from quicksilver.constrain.compile.rewrite.look_around import is_unsupported, split_look_ahead
 from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
@@ -19,12 +20,22 @@ from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_patter
 from quicksilver.constrain.compile.rewrite.prune import prune
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 from quicksilver.constrain.compile.rewrite.regular import is_empty, is_portable
-from quicksilver.constrain.compile.rewrite.vocabulary import Json
+from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
 
 if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 
 PLAIN = frozenset(("minLength", "maxLength", "minItems", "maxItems", "required", "multipleOf", *BOUNDS))
+
+
+# Keywords that values of other types than objects satisfy, and those whose schemas `conjuncts` finds.
+OBJECT_WORDS = frozenset(
+    (
+        *("properties", "required", "additionalProperties", "patternProperties", "propertyNames"),
+        *("minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
+        *("$ref", "allOf"),
+    )
+)
 
 
 def enforce(rewriter: Rewriter, node: Node) -> Json:
@@ -146,11 +157,16 @@ def exactly_one(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
 def exclusive(rewriter: Rewriter, node: Node, schemas: list[Node], index: int) -> Json:
     """Branch `index` and none of the others."""
     branch = schemas[index]
-    around = rewriter.surroundings(node)
+    # The values of the branch also satisfy its keywords of other drafts, since they are enforced.
+    around = conjuncts(rewriter.document, Node(branch.at, branch.extra)) + rewriter.surroundings(node)
     members = conjuncts(rewriter.document, branch) + around
     parts = [rewriter.enforce_beside(branch, node)]
     for i, other in enumerate(schemas):
-        if i != index and not rewriter.are_disjoint(branch, other, around):
+        shared = set() if i == index else Disjoint(rewriter.document, around).shared_types(branch, other)
+        if shared and is_about_objects(rewriter, other, shared):
+            kinds = [kind for kind in TYPES if kind in possible_types(members) - shared]
+            parts.append({"type": kinds} if kinds else False)
+        elif shared:
             parts.append(outside(rewriter, other, members, Spot("oneOf", node.at)))
     return all_of(parts)
 
@@ -169,6 +185,12 @@ def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot)
     if rest is False and rewriter.num_lost > num_lost:
         return rewriter.leave_to_validation(*spot, "the remaining values cannot be written as a grammar", True)
     return rest
+
+
+def is_about_objects(rewriter: Rewriter, node: Node, kinds: set[str]) -> bool:
+    """Whether `node` has keywords for objects only, so that all values of `kinds`, other types, match it."""
+    members = conjuncts(rewriter.document, node)
+    return "object" not in kinds and all(member.words.keys() <= OBJECT_WORDS for member in members)
 
 
 def negation(rewriter: Rewriter, node: Node, excluded: Node) -> Json:

@@ -43,6 +43,24 @@ def test_unions_and_negations(schema: Any, instance: Any, allowed: bool) -> None
     assert admits(schema, instance) == [allowed]
 
 
+def kind(name: str) -> dict[str, Any]:
+    """An object with a `kind`, which other values match too, since it has no `type`."""
+    return {"properties": {"kind": {"const": name}, name: {"oneOf": [{}, {"type": "null"}]}}, "required": ["kind"]}
+
+
+def test_branches_that_differ_for_objects_only_admit_objects_only() -> None:
+    schema = {"oneOf": [kind(f"k{i}") for i in range(40)]}
+    assert (
+        admits(schema, {"kind": "k7"}, {"kind": "k8", "k8": 1}, {"kind": "x"}, "text", 1, [])
+        == [True] * 2 + [False] * 4
+    )
+
+
+def test_branches_that_limit_the_values_they_share_keep_the_others() -> None:
+    schema = {"oneOf": [{"type": ["string", "null"]}, {"required": ["a"], "maxLength": 2}]}
+    assert admits(schema, "long", "ab", None) == [True, False, False]
+
+
 CONDITION = {
     "type": "object",
     "properties": {"kind": {"enum": ["circle", "square"]}, "r": {"type": "number"}, "side": {"type": "number"}},
