@@ -52,10 +52,17 @@ def composites(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
             "properties": st.dictionaries(NAMES, inner, max_size=2),
             "required": st.lists(NAMES, max_size=2, unique=True),
             "additionalProperties": st.booleans() | inner,
+            "patternProperties": st.dictionaries(st.sampled_from([".*", "^a", "d$"]), inner, max_size=2),
+            "propertyNames": st.sampled_from(
+                [{"enum": ["a"]}, {"not": {"enum": ["a"]}}, {"anyOf": [{"pattern": "^k"}, {"const": "b"}]}]
+            ),
             "minProperties": st.integers(0, 1),
             "maxProperties": st.integers(0, 2),
             "dependentRequired": st.dictionaries(NAMES, st.lists(NAMES, max_size=1), max_size=1),
             "dependentSchemas": st.dictionaries(NAMES, inner, max_size=1),
+            "unevaluatedProperties": st.booleans() | inner,
+            "if": inner,
+            "then": inner,
             "oneOf": several,
             "anyOf": several,
             "not": inner,
@@ -70,6 +77,10 @@ def composites(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
             "maxItems": st.integers(0, 3),
             "contains": inner,
             "uniqueItems": st.booleans(),
+            "unevaluatedItems": st.booleans() | inner,
+            "anyOf": several,
+            "if": inner,
+            "then": inner,
         },
     )
     joined = st.sampled_from(["anyOf", "oneOf", "allOf"]).flatmap(lambda word: several.map(lambda subs: {word: subs}))

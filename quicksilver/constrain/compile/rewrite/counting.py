@@ -1,4 +1,4 @@
-"""Keywords that count or compare members: property counts, `contains`, `uniqueItems`, `unevaluated*`.
+"""Keywords that count or compare members: property counts, `contains`, `uniqueItems`.
 
 A grammar cannot count, so each keyword becomes a union of cases if there are few of them.
 """
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 MAX_CASES = 64
 # Positions at which an item that `contains` requires may be.
 MAX_POSITIONS = 4
-BRANCHING = ("anyOf", "oneOf", "if", "dependentSchemas", "not")
 
 
 def min_properties(rewriter: Rewriter, node: Node, _least: int) -> Json:
@@ -206,30 +205,3 @@ def exact_list(values: tuple[Any, ...]) -> Json:
 def beginning(items: list[Any]) -> dict[str, Any]:
     """`prefixItems`, which must not be empty."""
     return {"prefixItems": items} if items else {}
-
-
-def unevaluated_properties(rewriter: Rewriter, node: Node, rest: Node) -> Json:
-    """The same as `additionalProperties` if the evaluated properties do not depend on the instance."""
-    names: dict[str, Json] = {}
-    for member in conjuncts(rewriter.document, node):
-        if member.get("additionalProperties") is not None:
-            return True
-        if member.get("patternProperties") or any(member.get(word) is not None for word in BRANCHING):
-            return rewriter.leave_to_validation(
-                "unevaluatedProperties", node.at, "the evaluated members depend on the value", True
-            )
-        names |= dict.fromkeys(member.get("properties") or (), True)
-    return {"properties": names, "additionalProperties": rewriter.enforce(rest)}
-
-
-def unevaluated_items(rewriter: Rewriter, node: Node, rest: Node) -> Json:
-    prefix_len = 0
-    for member in conjuncts(rewriter.document, node):
-        if member.get("items") is not None:
-            return True
-        if any(member.get(word) is not None for word in (*BRANCHING, "contains")):
-            return rewriter.leave_to_validation(
-                "unevaluatedItems", node.at, "the evaluated members depend on the value", True
-            )
-        prefix_len = max(prefix_len, len(member.get("prefixItems") or ()))
-    return {**beginning([True] * prefix_len), "items": rewriter.enforce(rest)}

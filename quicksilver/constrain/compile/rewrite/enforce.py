@@ -7,17 +7,17 @@ same values or fewer. The order is kept, since the grammar writes properties in 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from quicksilver.constrain.compile.rewrite import counting
+from quicksilver.constrain.compile.rewrite import counting, evaluated, names
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.disjoint import Disjoint, possible_types
 from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
+from quicksilver.constrain.compile.rewrite.exclusion import Spot, outside
 from quicksilver.constrain.compile.rewrite.look_around import is_unsupported, split_look_ahead
 from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
 from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, exact_bounds, require_exact_values
-from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern, other_than
-from quicksilver.constrain.compile.rewrite.prune import prune
+from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 from quicksilver.constrain.compile.rewrite.regular import is_empty, is_portable
 from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 
 PLAIN = frozenset(("minLength", "maxLength", "minItems", "maxItems", "required", "multipleOf", *BOUNDS))
-
-
 # Keywords that values of other types than objects satisfy, and those whose schemas `conjuncts` finds.
 OBJECT_WORDS = frozenset(
     (
@@ -68,7 +66,7 @@ def own_words(rewriter: Rewriter, node: Node, words: Mapping[str, Any]) -> Json:
     if "pattern" in words and not is_unsupported(rest := split_look_ahead(words["pattern"])[1]):
         out["pattern"] = value_pattern(rest, node.at)
     if "patternProperties" in words:
-        out |= by_name(rewriter, node, out.get("properties", {}))
+        out |= names.pattern_properties(rewriter, node, out.get("properties", {}))
     return exact_bounds(out, node.at) if out else True
 
 
@@ -78,38 +76,6 @@ def nested_type(_rewriter: Rewriter, types: tuple[str, ...]) -> Any:
 
 def nested_map(rewriter: Rewriter, schemas: dict[str, Node]) -> dict[str, Json]:
     return {name: rewriter.enforce(sub) for name, sub in schemas.items()}
-
-
-def by_name(rewriter: Rewriter, node: Node, listed: dict[str, Json]) -> dict[str, Any]:
-    """`patternProperties` in the compiler's syntax, and `properties` for patterns that match known names only."""
-    patterns = {name_pattern(pattern, node.at): sub for pattern, sub in node.words["patternProperties"].items()}
-    if len(patterns) < len(node.words["patternProperties"]):
-        raise Unenforceable("patternProperties", node.at, "two of its patterns are the same")
-    out: dict[str, Any] = {"properties": dict(listed), "patternProperties": {}}
-    for pattern, sub in patterns.items():
-        schema, names = rewriter.enforce(sub), only_names(rewriter, node, pattern)
-        if names is None:
-            out["patternProperties"][pattern] = schema
-        for name in names or ():
-            out["properties"][name] = all_of([out["properties"].get(name, True), schema])
-    return {word: schemas for word, schemas in out.items() if schemas}
-
-
-def only_names(rewriter: Rewriter, node: Node, pattern: str) -> list[str] | None:
-    """The names that match `pattern`, if all of them are known; else None. llguidance would admit a comma after the
-    last of them and then no other name."""
-    known = known_names(rewriter.surroundings(node))
-    others = other_than(known)
-    if others is None or not is_empty([{"pattern": pattern}, {"pattern": others}]):
-        return None
-    return [name for name in sorted(known) if not is_empty([{"pattern": pattern}, {"enum": [name]}])]
-
-
-def known_names(members: list[Node]) -> frozenset[str]:
-    """Names of properties that the schemas list or require."""
-    return frozenset(
-        name for member in members for word in ("properties", "required") for name in member.get(word) or ()
-    )
 
 
 def nested_list(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
@@ -169,22 +135,6 @@ def exclusive(rewriter: Rewriter, node: Node, schemas: list[Node], index: int) -
         elif shared:
             parts.append(outside(rewriter, other, members, Spot("oneOf", node.at)))
     return all_of(parts)
-
-
-class Spot(NamedTuple):
-    """A keyword and its JSON pointer, for a refusal."""
-
-    keyword: str
-    at: str
-
-
-def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot) -> Json:
-    """Values outside `excluded` that are compatible with `members`. If none can be written, left to validation."""
-    num_lost = rewriter.num_lost
-    rest = prune(rewriter.document, rewriter.complement(excluded, known_names(members)), members)
-    if rest is False and rewriter.num_lost > num_lost:
-        return rewriter.leave_to_validation(*spot, "the remaining values cannot be written as a grammar", True)
-    return rest
 
 
 def is_about_objects(rewriter: Rewriter, node: Node, kinds: set[str]) -> bool:
@@ -268,41 +218,6 @@ def media_type(rewriter: Rewriter, node: Node, name: str) -> Json:
     return rewriter.leave_to_validation("contentMediaType", node.at, "JSON inside a string is not supported", True)
 
 
-def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
-    """`propertyNames`: a list of names, or one pattern for all of them."""
-    if set(names.words) == {"$ref"}:
-        return names_of_properties(rewriter, node, rewriter.document.target(names.words["$ref"]))
-    if names.never or "string" not in names.words.get("type", ("string",)):
-        return {"maxProperties": 0}
-    words = {word: value for word, value in names.words.items() if word != "type"}
-    if not words:
-        return True
-    if set(words) == {"enum"}:
-        return {"properties": dict.fromkeys(filter(is_text, words["enum"]), True), "additionalProperties": False}
-    pattern = single_pattern(words, node.at)
-    if pattern is None or node.get("patternProperties"):
-        return rewriter.leave_to_validation(
-            "propertyNames", node.at, "only a list, a pattern or a length is supported", True
-        )
-    known = only_names(rewriter, node, pattern)
-    admitted = {"patternProperties": {pattern: True}} if known is None else {"properties": dict.fromkeys(known, True)}
-    return {**admitted, "additionalProperties": False}
-
-
-def single_pattern(words: dict[str, Any], at: str) -> str | None:
-    if set(words) == {"pattern"}:
-        return None if is_unsupported(words["pattern"]) else value_pattern(words["pattern"], at)
-    if set(words) == {"format"}:
-        return format_pattern(words["format"]) or length_pattern(0, None)
-    if set(words) <= {"minLength", "maxLength"}:
-        return length_pattern(words.get("minLength", 0), words.get("maxLength"))
-    return None
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 CONJUNCTS: dict[str, Callable[[Rewriter, Node, Any], Json]] = {
     "$ref": reference,
     "enum": values,
@@ -317,11 +232,11 @@ CONJUNCTS: dict[str, Callable[[Rewriter, Node, Any], Json]] = {
     "format": string_format,
     "contentEncoding": encoding,
     "contentMediaType": media_type,
-    "propertyNames": names_of_properties,
+    "propertyNames": names.property_names,
     "contains": counting.contains,
     "uniqueItems": counting.unique_items,
     "minProperties": counting.min_properties,
     "maxProperties": counting.max_properties,
-    "unevaluatedProperties": counting.unevaluated_properties,
-    "unevaluatedItems": counting.unevaluated_items,
+    "unevaluatedProperties": evaluated.unevaluated_properties,
+    "unevaluatedItems": evaluated.unevaluated_items,
 }

@@ -128,6 +128,14 @@ def length_pattern(shortest: int, longest: int | None) -> str:
     return f"^(?s:.{{{shortest},{'' if longest is None else longest}}})$"
 
 
+ANY_TEXT = length_pattern(0, None)
+
+
+def one_of(strings: list[str]) -> str | None:
+    """A `pattern` for these strings only; None for an empty list."""
+    return None if not strings else f"^(?:{'|'.join(''.join(map(_literal, text)) for text in strings)})$"
+
+
 def other_than(strings: Iterable[str]) -> str | None:
     """A `pattern` for every string except these; None if the list is too long."""
     listed = sorted(set(strings))
