@@ -105,9 +105,9 @@ def takes(matcher: LLMatcher, instance: Any) -> bool:
 
 
 def write(matcher: LLMatcher, rng: random.Random) -> str | None:
-    """Write random allowed bytes, biased towards completion. None if the text does not end."""
+    """Write random allowed bytes, biased towards completion. None if the text does not end or the automaton fails."""
     written = bytearray()
-    while len(written) < MAX_BYTES:
+    while len(written) < MAX_BYTES and not matcher.is_error():
         if matcher.is_stopped() or (matcher.is_accepting() and rng.random() < 0.3):
             return written.decode()
         lawful = allowed_bytes(matcher, bytes(written[-64:]))
