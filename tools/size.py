@@ -22,7 +22,7 @@ MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_320, 400, 60, 12
 BUDGETS = {
     "accounts": 3_800,
     "backends": 13_190,
-    "cli": 4_120,
+    "cli": 4_130,
     "cluster": 2_460,
     "constrain": 5_610,
     "diffusion": 1_620,
