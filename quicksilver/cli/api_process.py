@@ -84,8 +84,8 @@ def report_drained(control: ControlClient, drained: asyncio.Event) -> None:
 
 
 async def stop_without_supervisor(drained: asyncio.Event) -> None:
-    """Drains and ends this process when standard input ends. Without a supervisor nobody tells it that the others have
-    drained, and a new server needs the port."""
+    """Drains and ends this process when standard input ends. Without a supervisor no second signal follows when the
+    others have drained, and a new server needs the port."""
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()

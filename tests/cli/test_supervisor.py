@@ -195,7 +195,8 @@ def test_after_kill_9_of_the_supervisor_the_port_is_free_for_the_next_server(tmp
         server.process.kill()
         server.process.wait()
         until(lambda: not any(map(is_running, server.pids)), Timeouts().drain_s / 2)
-        socket.create_server(("127.0.0.1", httpx.URL(server.url).port or 0)).close()
+        with socket.create_server(("127.0.0.1", httpx.URL(server.url).port or 0)) as listening:
+            assert listening.fileno() >= 0
 
 
 def is_running(pid: int) -> bool:
