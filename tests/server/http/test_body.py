@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from quicksilver.errors import InvalidRequest
+from quicksilver.server.endpoints.chat.plan import with_effort
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.http.body import REFUSED, parse_object
 from tests.server.asgi import Call
@@ -330,7 +331,15 @@ async def test_values_without_effect_are_neutral(served: Served) -> None:
     ],
 )
 def test_the_switch_of_other_servers_for_reasoning_is_an_effort(fields: dict[str, object], effort: str | None) -> None:
-    assert ChatBody.model_validate(chat(**fields)).reasoning_effort == effort
+    assert with_effort(ChatBody.model_validate(chat(**fields))).reasoning_effort == effort
+
+
+async def test_a_chat_with_the_switch_is_that_with_the_effort(served: Served) -> None:
+    await served.post("/v1/chat/completions", chat(chat_template_kwargs={"enable_thinking": True}))
+    await served.post("/v1/chat/completions", chat(reasoning_effort="medium"))
+    await served.post("/v1/chat/completions", chat())
+    switched, named, plain = (request.prompt_ids for request in served.engine.seen)
+    assert switched == named != plain
 
 
 async def test_other_options_of_the_chat_template_are_refused(served: Served) -> None:

@@ -211,6 +211,14 @@ async def render(
     return await services.prompts.render(request, tenant)
 
 
+def with_effort(body: ChatBody) -> ChatBody:
+    """With the effort that `enable_thinking` stands for, if the request names no effort."""
+    options = body.chat_template_kwargs
+    if body.reasoning_effort is not None or options is None or options.enable_thinking is None:
+        return body
+    return body.model_copy(update={"reasoning_effort": "medium" if options.enable_thinking else "none"})
+
+
 class EffortBody(Protocol):
     @property
     def reasoning_effort(self) -> str | None: ...

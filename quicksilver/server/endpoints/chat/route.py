@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from quicksilver.server.endpoints.chat.choice import plan_choice, without_writing_options
 from quicksilver.server.endpoints.chat.format import ChatFormat
-from quicksilver.server.endpoints.chat.plan import plan_chat
+from quicksilver.server.endpoints.chat.plan import plan_chat, with_effort
 from quicksilver.server.endpoints.chat.wire import ChatBody, ChatChunk, ChatCompletion
 from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.body import choose_model, read_body
@@ -25,7 +25,7 @@ router = APIRouter(prefix="/v1", tags=["chat"])
 )
 async def chat_completions(request: Request) -> Response:
     services, tenant = services_of(request), caller_of(request).tenant
-    body = await read_body(request, ChatBody, services.config)
+    body = with_effort(await read_body(request, ChatBody, services.config))
     if services.hybrid is not None and (profile := profile_of(body.model)) is not None:
         return await respond_auto(request, body, services, services.hybrid, profile)
     body, services = await choose_model(request, body, RouteKind.CHAT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from quicksilver.server.generation.prompt_scores import PromptLogprobsReply
@@ -250,15 +250,6 @@ class ChatBody(GenerationBody):
     metadata: Metadata | None = Field(default=None, description="Stored with the answer if `store` is true.")
     store: bool | None = Field(default=None, description="Store the answer for later retrieval. Default: false.")
     modalities: list[Literal["text"]] | None = Field(default=None, description="Only text is supported.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_switch(cls, fields: Any) -> Any:
-        if not isinstance(fields, dict) or fields.get("reasoning_effort") is not None:
-            return fields
-        options = fields.get("chat_template_kwargs")
-        thinks = options.get("enable_thinking") if isinstance(options, dict) else None
-        return fields | {"reasoning_effort": "medium" if thinks else "none"} if isinstance(thinks, bool) else fields
 
 
 class FunctionReply(TypedDict):
