@@ -29,6 +29,7 @@ from quicksilver.constrain.alphabet import plain_alphabet
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.trial_compile import LIMITS
 from quicksilver.constrain.runtime.digits import digits_left
+from quicksilver.constrain.runtime.unique import Matcher, Quotes, guarded
 from quicksilver.constrain.source import FormatKind, Policy, ResponseFormat
 from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
@@ -75,7 +76,8 @@ def judge(tally: Tally, entry: dict[str, Any], policy: Policy, rng: random.Rando
         tally.compile_ms.append(1e3 * (time.perf_counter() - start))
     tally.compiled += 1
     tally.needing_check += spec.needs_validation
-    matcher = LLMatcher(ALPHABET.tokenizer, spec.grammar, log_level=0, limits=LIMITS)
+    automaton = LLMatcher(ALPHABET.tokenizer, spec.grammar, log_level=0, limits=LIMITS)
+    matcher = guarded(automaton, spec.grammar, Quotes(ALPHABET.texts))
     for test in entry["tests"]:
         is_taken = takes(matcher.deep_copy(), test["data"])
         tally.valid_instances += test["valid"]
@@ -98,13 +100,13 @@ def keyword_of(message: str) -> str:
     return parts[1] if len(parts) > 1 else message[:60]
 
 
-def takes(matcher: LLMatcher, instance: Any) -> bool:
+def takes(matcher: Matcher, instance: Any) -> bool:
     text = json.dumps(instance, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     ids = ALPHABET.spell(text) or []
     return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
 
 
-def write(matcher: LLMatcher, rng: random.Random) -> str | None:
+def write(matcher: Matcher, rng: random.Random) -> str | None:
     """Write random allowed bytes, biased towards completion. None if the text does not end or the automaton fails."""
     written = bytearray()
     while len(written) < MAX_BYTES and not matcher.is_error():
@@ -121,7 +123,7 @@ def write(matcher: LLMatcher, rng: random.Random) -> str | None:
     return None
 
 
-def allowed_bytes(matcher: LLMatcher, tail: bytes) -> list[int]:
+def allowed_bytes(matcher: Matcher, tail: bytes) -> list[int]:
     bits = matcher.compute_bitmask()
     lawful = [byte for byte, i in ALPHABET.byte_ids.items() if bits[i >> 3] >> (i & 7) & 1]
     left = digits_left(tail)

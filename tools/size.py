@@ -17,14 +17,14 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_320, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_850, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_800,
     "backends": 13_190,
     "cli": 4_130,
     "cluster": 2_460,
-    "constrain": 5_610,
+    "constrain": 6_140,
     "diffusion": 1_620,
     "editing": 3_060,
     "engine": 3_120,

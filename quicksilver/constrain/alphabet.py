@@ -43,6 +43,14 @@ class Alphabet:
         """Ids of bytes that end a string, an object, an array or a value in it."""
         return frozenset(self.byte_ids[byte] for byte in CLOSING if byte in self.byte_ids)
 
+    @property
+    def texts(self) -> list[bytes]:
+        """The byte of each id; nothing for special ids."""
+        texts = [b""] * (1 + max(self.end_id, *self.byte_ids.values()))
+        for byte, token_id in self.byte_ids.items():
+            texts[token_id] = bytes((byte,))
+        return texts
+
     def spell(self, text: bytes) -> list[int] | None:
         """The ids of the bytes of `text`; None if a byte has no id."""
         ids = [self.byte_ids.get(byte) for byte in text]

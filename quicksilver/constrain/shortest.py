@@ -12,9 +12,8 @@ from heapq import heappop, heappush
 from itertools import count, islice
 from time import perf_counter, thread_time
 
-from llguidance import LLMatcher
-
 from quicksilver.constrain.alphabet import Alphabet
+from quicksilver.constrain.runtime.unique import Matcher
 
 # Choices of the greedy walk.
 MAX_STEPS = 300
@@ -46,10 +45,10 @@ class Deadline:
 
 
 # Next steps from a state, each with its cost.
-Steps = Callable[[LLMatcher, Alphabet], list[tuple[int, list[int]]]]
+Steps = Callable[[Matcher, Alphabet], list[tuple[int, list[int]]]]
 
 
-def shortest(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[bytes] = ()) -> list[int] | None:
+def shortest(matcher: Matcher, alphabet: Alphabet, words: Sequence[bytes] = ()) -> list[int] | None:
     """Ids, in the alphabet, of a short completion; empty if the text may end now, None if none was found. `words` are
     tried where the greedy walk does not end."""
     deadline = Deadline(LIMIT_S)
@@ -60,7 +59,7 @@ def shortest(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[bytes] = ()
     return search(matcher, alphabet, deadline) if path is None else path
 
 
-def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: Deadline) -> list[int] | None:
+def greedy(matcher: Matcher, alphabet: Alphabet, deadline: Deadline) -> list[int] | None:
     path: list[int] = []
     for _ in range(MAX_STEPS):
         if matcher.is_error() or len(path) > MAX_BYTES:
@@ -75,7 +74,7 @@ def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: Deadline) -> list[i
     return None
 
 
-def byte_steps(matcher: LLMatcher, alphabet: Alphabet) -> list[tuple[int, list[int]]]:
+def byte_steps(matcher: Matcher, alphabet: Alphabet) -> list[tuple[int, list[int]]]:
     """A byte costs one."""
     forced = matcher.compute_ff_tokens()
     if forced:
@@ -83,7 +82,7 @@ def byte_steps(matcher: LLMatcher, alphabet: Alphabet) -> list[tuple[int, list[i
     return [(1, [token_id]) for token_id in allowed(matcher, alphabet, BRANCHES)]
 
 
-def word_steps(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
+def word_steps(matcher: Matcher, alphabet: Alphabet, words: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
     """Forced and closing bytes cost nothing. Otherwise the best byte and each matching word cost one."""
     forced = matcher.compute_ff_tokens()
     best = forced or allowed(matcher, alphabet, 1)
@@ -92,7 +91,7 @@ def word_steps(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[list[int]
     return [(1, best), *((1, word) for word in words if matcher.validate_tokens(word) == len(word))]
 
 
-def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
+def allowed(matcher: Matcher, alphabet: Alphabet, most: int) -> list[int]:
     """The best allowed ids: special tokens, then closing bytes, then others."""
     bits = matcher.compute_bitmask()
     order = alphabet.from_text if is_set(bits, alphabet.letter_id) else alphabet.from_values
@@ -110,10 +109,10 @@ def is_set(bits: bytes, token_id: int) -> bool:
     return token_id >= 0 and bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
 
-def search(start: LLMatcher, alphabet: Alphabet, deadline: Deadline, steps: Steps = byte_steps) -> list[int] | None:
+def search(start: Matcher, alphabet: Alphabet, deadline: Deadline, steps: Steps = byte_steps) -> list[int] | None:
     """Uniform-cost search. States of equal cost, last bytes and allowed bytes count as equal."""
     order = count()
-    heap: list[tuple[int, int, LLMatcher, tuple[int, ...]]] = [(0, next(order), start.deep_copy(), ())]
+    heap: list[tuple[int, int, Matcher, tuple[int, ...]]] = [(0, next(order), start.deep_copy(), ())]
     seen: set[tuple[int, tuple[int, ...], bytes]] = set()
     for _ in range(MAX_STATES):
         if not heap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -90,3 +91,27 @@ def composites(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any
 
 def schemas() -> st.SearchStrategy[Any]:
     return st.recursive(leaves(), composites, max_leaves=6)
+
+
+def unique_lists() -> st.SearchStrategy[Any]:
+    """Arrays of strings with `uniqueItems`, alone or beside other schemas of the same array."""
+    strings = st.one_of(
+        st.just({"type": "string"}),
+        st.sets(st.sampled_from(["", "a", "ab", "abc", "b", "ba", "é", '"', "c"]), min_size=1).map(
+            lambda values: {"enum": sorted(values)}
+        ),
+        st.sampled_from(["^a+$", "^[a-c]+$", "b", "^[a-c]{1,2}$"]).map(lambda p: {"type": "string", "pattern": p}),
+        st.integers(0, 2).map(lambda least: {"type": "string", "minLength": least}),
+    )
+    items = st.one_of(strings, *(st.lists(strings, min_size=2, max_size=2).map(join(w)) for w in ("anyOf", "allOf")))
+    arrays = st.fixed_dictionaries(
+        {"type": st.just("array"), "items": items, "uniqueItems": st.just(True)},
+        optional={"minItems": st.integers(0, 4), "maxItems": st.integers(2, 5)},
+    )
+    beside = st.fixed_dictionaries({"type": st.just("array")}, optional={"items": items, "minItems": st.integers(0, 3)})
+    pairs = st.tuples(arrays, beside).map(list)
+    return st.one_of(arrays, *(pairs.map(join(word)) for word in ("anyOf", "allOf")))
+
+
+def join(word: str) -> Callable[[list[Any]], dict[str, Any]]:
+    return lambda schemas: {word: schemas}

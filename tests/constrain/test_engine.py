@@ -32,6 +32,17 @@ SCHEMAS: list[Any] = [
     {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 4},
     {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
 ]
+UNIQUE: list[Any] = [
+    {"type": "array", "items": {"type": "string"}, "minItems": 3, "uniqueItems": True},
+    {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"enum": list("abcdefgh")}, "minItems": 6, "uniqueItems": True}
+        },
+        "required": ["tags"],
+        "additionalProperties": False,
+    },
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +75,27 @@ def test_every_answer_is_valid(engine: Engine, name: str, temperature: float, ro
     for schema, (tokens, last) in zip(SCHEMAS, found, strict=True):
         assert last.finish in (FinishReason.STOP, FinishReason.LENGTH), last.error
         assert validate_output(schema, bytes(tokens).decode()) is None
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("room", [24, 48, 90])
+def test_a_model_that_repeats_strings_writes_unique_ones(engine: Engine, name: str, room: int) -> None:
+    """The bias makes it write an `a`, a quote and a comma wherever it may."""
+    bias = {ord("a"): 60.0, ord('"'): 50.0, ord(","): 40.0}
+    found = run(engine, [schema_spec(s) for s in UNIQUE], name=name, max_new_tokens=room, logit_bias=bias)
+    for schema, (tokens, last) in zip(UNIQUE, found, strict=True):
+        assert last.finish in (FinishReason.STOP, FinishReason.LENGTH), last.error
+        if room > 24:
+            assert validate_output(schema, bytes(tokens).decode()) is None
+
+
+def test_unique_strings_under_verify_are_those_of_ar(engine: Engine) -> None:
+    bias = {ord("a"): 3.0, ord('"'): 4.0, ord(","): 5.0}
+    plain, drafted = (
+        run(engine, [schema_spec(s) for s in UNIQUE], name=name, max_new_tokens=60, logit_bias=bias)
+        for name in ("ar", "verify")
+    )
+    assert [tokens for tokens, _ in drafted] == [tokens for tokens, _ in plain]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

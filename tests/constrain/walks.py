@@ -13,6 +13,7 @@ from quicksilver.constrain.alphabet import Alphabet, plain_alphabet
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.trial_compile import LIMITS
 from quicksilver.constrain.runtime.digits import digits_left
+from quicksilver.constrain.runtime.unique import Matcher, Quotes, guarded
 from quicksilver.constrain.source import FormatKind, Policy, ResponseFormat
 from quicksilver.core import ConstraintSpec
 
@@ -29,8 +30,9 @@ def _schema_spec(schema: str, policy: Policy) -> ConstraintSpec:
     return compile_response_format(ResponseFormat(FormatKind.JSON_SCHEMA, json.loads(schema), policy))
 
 
-def automaton(spec: ConstraintSpec, alphabet: Alphabet = ALPHABET) -> LLMatcher:
-    return LLMatcher(alphabet.tokenizer, spec.grammar, log_level=0, limits=LIMITS)
+def automaton(spec: ConstraintSpec, alphabet: Alphabet = ALPHABET) -> Matcher:
+    matcher = LLMatcher(alphabet.tokenizer, spec.grammar, log_level=0, limits=LIMITS)
+    return guarded(matcher, spec.grammar, Quotes(alphabet.texts))
 
 
 def accepts(spec: ConstraintSpec, text: str) -> bool:
@@ -38,7 +40,7 @@ def accepts(spec: ConstraintSpec, text: str) -> bool:
     return finishes(automaton(spec), text)
 
 
-def finishes(matcher: LLMatcher, text: str) -> bool:
+def finishes(matcher: Matcher, text: str) -> bool:
     ids = ALPHABET.spell(text.encode())
     assert ids is not None
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -54,7 +56,7 @@ def compact(instance: Any) -> str:
     return json.dumps(instance, ensure_ascii=False, separators=(",", ":"))
 
 
-def chance_text(matcher: LLMatcher, rng: random.Random, most: int = 300) -> str | None:
+def chance_text(matcher: Matcher, rng: random.Random, most: int = 300) -> str | None:
     """What a random choice of allowed bytes writes, leaning towards the end; None when it runs on."""
     written = bytearray()
     while len(written) < most:
@@ -68,7 +70,7 @@ def chance_text(matcher: LLMatcher, rng: random.Random, most: int = 300) -> str 
     return None
 
 
-def _choose(matcher: LLMatcher, tail: bytes, rng: random.Random, *, eager: bool) -> int | None:
+def _choose(matcher: Matcher, tail: bytes, rng: random.Random, *, eager: bool) -> int | None:
     """One allowed byte; None where the guard on digits leaves nothing but the end."""
     bits = matcher.compute_bitmask()
     allowed = [b for b, i in ALPHABET.byte_ids.items() if bits[i >> 3] >> (i & 7) & 1]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -22,6 +22,7 @@ from quicksilver.constrain.compile.rewrite.refusal import too_big
 from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.compile.trial_compile import trial_compile
+from quicksilver.constrain.places import dead_ends
 from quicksilver.constrain.source import FormatKind, Layout, Policy, ResponseFormat, Thinking
 from quicksilver.constrain.validate import pick_draft
 from quicksilver.core import ConstraintSpec
@@ -38,7 +39,7 @@ Grammar = dict[str, Any]
 
 def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
     """The constraint for an answer of this format."""
-    body, needs_validation = write_body(wanted)
+    body, needs_validation = write_body(wanted, is_whole=wanted.thinking is None)
     if wanted.thinking is None:
         grammars = [body]
     else:
@@ -47,17 +48,25 @@ def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
     return trial_compile(grammars, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
 
 
-def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
-    """A grammar for the answer without thinking, and whether the finished answer needs validation."""
+def write_body(wanted: ResponseFormat, *, is_whole: bool = False) -> tuple[Grammar, bool]:
+    """A grammar for the answer without thinking, and whether the finished answer needs validation. `is_whole` means
+    that the answer is all that is generated."""
     if wanted.kind is FormatKind.JSON_SCHEMA:
-        return write_schema(wanted.value, wanted.policy, wanted.layout)
+        return write_schema(wanted.value, wanted.policy, wanted.layout, frozenset() if is_whole else None)
     return WRITERS[wanted.kind](wanted), False
 
 
-def write_schema(schema: Any, policy: Policy, layout: Layout) -> tuple[Grammar, bool]:
+def write_schema(
+    schema: Any, policy: Policy, layout: Layout, guardless: Set[str] | None = None
+) -> tuple[Grammar, bool]:
+    """A grammar for the instances of a schema, and whether they need validation. `guardless` has the JSON pointers of
+    arrays that no guard can keep unique at run time; None means that the text has no guard."""
     limit_schema_size(schema)
-    rewriter = Rewriter(Document(schema, pick_draft(schema)), policy)
-    return json_grammar(rewriter.schema(), layout), rewriter.needs_validation
+    rewriter = Rewriter(Document(schema, pick_draft(schema)), policy, guardless)
+    rewritten = rewriter.schema()
+    if guardless is not None and rewriter.needs_guard and (found := dead_ends(rewritten)):
+        return write_schema(schema, policy, layout, guardless | found)
+    return json_grammar(rewritten, layout), rewriter.needs_validation
 
 
 def json_grammar(schema: Json, layout: Layout) -> Grammar:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llguidance import LLMatcher
-
 from quicksilver.constrain.runtime.tokens import Tokens
+from quicksilver.constrain.runtime.unique import Matcher
 from quicksilver.constrain.shortest import TooCostly, shortest
 
 # Below this number of remaining tokens every step is checked.
@@ -56,7 +55,7 @@ class Completion:
 class CompletionBudget:
     """The completion of one constraint. The number of remaining tokens is unknown until the first call of `closing`."""
 
-    def __init__(self, tokens: Tokens, matcher: LLMatcher, words: Sequence[bytes] = ()) -> None:
+    def __init__(self, tokens: Tokens, matcher: Matcher, words: Sequence[bytes] = ()) -> None:
         self._tokens = tokens
         self._matcher = matcher
         # Literal words of the grammar's patterns, as hints for the search.
@@ -172,7 +171,7 @@ class CompletionBudget:
         ahead = self._matcher.deep_copy()
         return self._find(ahead) if self._feed(ahead, tokens) else None
 
-    def _find(self, matcher: LLMatcher) -> Completion | None:
+    def _find(self, matcher: Matcher) -> Completion | None:
         """The shorter one of a completion that a search finds and the last one. A grammar whose search is too slow is
         not searched again."""
         if self._is_off or self._num_resting:
@@ -190,7 +189,7 @@ class CompletionBudget:
             return known
         return found
 
-    def _completes(self, matcher: LLMatcher, path: list[int]) -> bool:
+    def _completes(self, matcher: Matcher, path: list[int]) -> bool:
         """Whether the text is complete after `path`."""
         return matcher.validate_tokens([*path, self._tokens.alphabet.end_id]) > len(path)
 
@@ -199,7 +198,7 @@ class CompletionBudget:
             self._feed(self._matcher, self._unread)
             self._unread.clear()
 
-    def _feed(self, matcher: LLMatcher, tokens: Sequence[int]) -> bool:
+    def _feed(self, matcher: Matcher, tokens: Sequence[int]) -> bool:
         """Whether the byte automaton accepted the tokens. If not, it is in error and has no completion."""
         spelled = self._spell(tokens)
         return spelled is not None and bool(matcher.consume_tokens(spelled))

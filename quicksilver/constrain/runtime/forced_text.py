@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from quicksilver.constrain.runtime.digits import Bits
 from quicksilver.constrain.runtime.tokens import Tokens
+from quicksilver.constrain.runtime.unique import Matcher
 
 # With more set words in a bitmask, it is not tested whether all allowed tokens spell the same bytes.
 MAX_WORDS = 32
@@ -32,7 +32,7 @@ class ForcedRun:
 NOTHING = ForcedRun([])
 
 
-def forced_run(matcher: LLMatcher, tokens: Tokens) -> ForcedRun:
+def forced_run(matcher: Matcher, tokens: Tokens) -> ForcedRun:
     step: list[int] = matcher.compute_ff_tokens()
     if step:
         return ForcedRun(step)
@@ -61,7 +61,7 @@ def _longest_prefix(forced: bytes, words: NDArray[np.intp], values: Bits, tokens
     return ids[max(range(len(ids)), key=lambda i: len(texts[i]))]
 
 
-def up_to_boundary(matcher: LLMatcher, forced: bytes, tokens: Tokens) -> ForcedRun:
+def up_to_boundary(matcher: Matcher, forced: bytes, tokens: Tokens) -> ForcedRun:
     """Forced bytes whose last byte could also begin a longer token, if running text has a token boundary after it.
 
     The quote that opens a string could begin one of many tokens, but almost every string starts with a new token.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher
 
 from quicksilver.constrain.runtime.digits import Bits
 from quicksilver.constrain.runtime.forced_text import forced_run
 from quicksilver.constrain.runtime.tokens import Tokens
+from quicksilver.constrain.runtime.unique import Matcher
 
 
 class Lookahead:
@@ -23,7 +23,7 @@ class Lookahead:
 
     __slots__ = ("_at", "_boundary", "_path", "_runs", "_tails", "_tokens", "matcher")
 
-    def __init__(self, tokens: Tokens, matcher: LLMatcher) -> None:
+    def __init__(self, tokens: Tokens, matcher: Matcher) -> None:
         self._tokens = tokens
         self.matcher = matcher
         # Position of the automaton.

@@ -23,6 +23,7 @@ from quicksilver.constrain.runtime.lookahead import Lookahead
 from quicksilver.constrain.runtime.mask_group import LlguidanceMasks
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.runtime.trial_walk import trial_walk
+from quicksilver.constrain.runtime.unique import Matcher, guarded
 from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import RowFailed
 
@@ -35,8 +36,8 @@ MAX_CACHED_BYTES = 16 * 1024 * 1024
 class _Built:
     """The automata of a grammar over tokens and over bytes, which requests copy, and the literals in its patterns."""
 
-    matcher: LLMatcher
-    byte_matcher: LLMatcher
+    matcher: Matcher
+    byte_matcher: Matcher
     words: tuple[bytes, ...]
 
 
@@ -70,7 +71,8 @@ class Grammars:
             raise refusal_of(matcher.get_error())
         trial_walk(matcher.deep_copy(), self._tokens)
         byte_matcher = LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
-        return _Built(matcher, byte_matcher, words_of(grammar))
+        quotes = self._tokens.quotes
+        return _Built(guarded(matcher, grammar, quotes), guarded(byte_matcher, grammar, quotes), words_of(grammar))
 
     def _keep(self, grammar: str, built: _Built) -> None:
         with self._lock:
@@ -89,7 +91,7 @@ class GrammarConstraint:
     """A `core.TokenConstraint`. A stop token ends it."""
 
     def __init__(
-        self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget, group: LlguidanceMasks | None = None
+        self, tokens: Tokens, matcher: Matcher, budget: CompletionBudget, group: LlguidanceMasks | None = None
     ) -> None:
         self._tokens = tokens
         self._budget = budget
@@ -103,7 +105,7 @@ class GrammarConstraint:
         return twin
 
     @property
-    def _matcher(self) -> LLMatcher:
+    def _matcher(self) -> Matcher:
         return self.lookahead.matcher
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:

@@ -9,13 +9,15 @@ import json
 import secrets
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLTokenizer
 
 from quicksilver.constrain.alphabet import make_alphabet
 from quicksilver.constrain.runtime.digits import TAIL_LEN, Bits, DigitGuard
+from quicksilver.constrain.runtime.unique import Matcher, Quotes, UniqueMatcher
 
 # Results that `Tokens.memo` keeps.
 MAX_MEMO = 4096
@@ -75,6 +77,11 @@ class Tokens:
         """The last bytes of the text after one more token."""
         return (tail + self._bytes[token_id])[-TAIL_LEN:]
 
+    @cached_property
+    def quotes(self) -> Quotes:
+        """The tokens with quotes."""
+        return Quotes(self._bytes)
+
     @property
     def texts(self) -> Sequence[bytes]:
         """The bytes of every token."""
@@ -119,26 +126,32 @@ class Tokens:
             self._joins[key] = self.encode(self._bytes[token_id] + bytes((byte,)))[:1] != [token_id]
         return self._joins[key]
 
-    def allowed_bits(self, matcher: LLMatcher) -> Bits:
+    def allowed_bits(self, matcher: Matcher) -> Bits:
         """The tokens that an automaton allows next, as wide as the logits."""
         row: Bits = np.zeros(self.num_words, dtype=np.int32)
         self.write_allowed(matcher, row)
         return row
 
-    def write_allowed(self, matcher: LLMatcher, row: Bits) -> None:
+    def write_allowed(self, matcher: Matcher, row: Bits) -> None:
         """As `allowed_bits`, to a contiguous row."""
         if self._is_whole_width:
             matcher.unsafe_compute_mask_ptr(row.__array_interface__["data"][0], row.nbytes)
-            return
-        full: Bits = np.zeros(self._full_words, dtype=np.int32)
-        matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
-        np.bitwise_and(full[: self.num_words], self.width_bits, out=row)
+        else:
+            full: Bits = np.zeros(self._full_words, dtype=np.int32)
+            matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
+            np.bitwise_and(full[: self.num_words], self.width_bits, out=row)
+        if isinstance(matcher, UniqueMatcher):
+            matcher.restrict(row)
 
-    def allowed_rows(self, matchers: Sequence[LLMatcher], executor: LLExecutor) -> Bits:
+    def allowed_rows(self, matchers: Sequence[Matcher], executor: LLExecutor) -> Bits:
         """As `allowed_bits`, for several automata in parallel: one row for each."""
         full: Bits = np.zeros((len(matchers), self._full_words), dtype=np.int32)
-        places = [(matcher, row) for row, matcher in enumerate(matchers)]
+        inner = [matcher.inner if isinstance(matcher, UniqueMatcher) else matcher for matcher in matchers]
+        places = [(matcher, row) for row, matcher in enumerate(inner)]
         executor.unsafe_compute_mask_ptr(places, full.ctypes.data, full.strides[0], len(full))
+        for matcher, bits in zip(matchers, full, strict=True):
+            if isinstance(matcher, UniqueMatcher):
+                matcher.restrict(bits)
         return full if self._is_whole_width else full[:, : self.num_words] & self.width_bits
 
     def allowed_bytes(self, bits: Bits) -> bytes:

@@ -44,7 +44,7 @@ async def test_a_source_compiles_as_in_this_process(pool: CompilePool) -> None:
 
 
 async def test_a_refusal_names_the_keyword(pool: CompilePool) -> None:
-    bad = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    bad = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "array", "items": {"type": "integer"}, "uniqueItems": True})
     with pytest.raises(InvalidGrammar, match="`uniqueItems`"):
         await pool.compile(bad)
     assert pool.num_replaced == 0

@@ -146,7 +146,7 @@ def test_limits_of_regex_lark_and_labels() -> None:
 
 
 def test_the_policy_reaches_the_schema() -> None:
-    loose = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    loose = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     assert spec(FormatKind.JSON_SCHEMA, loose, policy=Policy.VALIDATED).needs_validation
     with pytest.raises(InvalidGrammar, match="`uniqueItems`"):
         spec(FormatKind.JSON_SCHEMA, loose)

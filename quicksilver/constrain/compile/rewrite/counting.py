@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.node import Contains, Document, Node, conjuncts, same_value
 from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
+from quicksilver.constrain.places import mark
 
 if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
@@ -113,9 +114,30 @@ def unique_items(rewriter: Rewriter, node: Node, is_unique: bool) -> Json:
         return True
     pool = None if items is None or prefix else finite_values(rewriter.document, items)
     cases = None if pool is None else distinct_lists(pool, least, most)
-    if cases is None:
-        return rewriter.leave_to_validation("uniqueItems", node.at, "its items are not a short list of values", True)
-    return any_of([exact_list(case) for case in cases])
+    if cases is not None:
+        return any_of([exact_list(case) for case in cases])
+    if rewriter.guardless is not None and node.at not in rewriter.guardless and are_strings(rewriter.document, items):
+        rewriter.needs_guard = True
+        return mark(node.at)
+    why = "its items are neither a short list of values nor strings that can be continued"
+    return rewriter.leave_to_validation("uniqueItems", node.at, why, True)
+
+
+def are_strings(document: Document, node: Node | None, depth: int = 3) -> bool:
+    """Whether it is proved that all instances of `node` are strings."""
+    return (
+        node is not None
+        and depth > 0
+        and any(
+            member.get("type") == ("string",)
+            or all(isinstance(value, str) for value in member.get("enum") or (None,))
+            or all(
+                are_strings(document, branch, depth - 1)
+                for branch in member.get("anyOf") or member.get("oneOf") or (None,)
+            )
+            for member in conjuncts(document, node)
+        )
+    )
 
 
 def has_too_few_values(document: Document, node: Node, least: int) -> bool:

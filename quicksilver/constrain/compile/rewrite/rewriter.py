@@ -6,7 +6,7 @@ values. Neither admits more, except under Policy.VALIDATED, where `needs_validat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from quicksilver.constrain.compile.rewrite import complement, enforce
@@ -25,8 +25,11 @@ MAX_WORK = 5_000
 class Rewriter:
     """One rewrite of one document."""
 
-    def __init__(self, document: Document, policy: Policy) -> None:
+    def __init__(self, document: Document, policy: Policy, guardless: Set[str] | None = None) -> None:
         self.document = document
+        # JSON pointers of arrays whose `uniqueItems` no guard can enforce at run time; None if there is no guard.
+        self.guardless = guardless
+        self.needs_guard = False
         self.needs_validation = False
         # Alternatives that complements left out. A complement that leaves this unchanged is exact.
         self.num_lost = 0
