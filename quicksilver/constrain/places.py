@@ -116,21 +116,21 @@ def is_extendable_pattern(pattern: str) -> bool:
     return "|" not in pattern and end is not None and end.end() == len(pattern) and pattern.count("$") == 1
 
 
-class Place:
+class ValuePlace:
     """The subschemas that may apply to a value, and those for its members."""
 
     def __init__(self, places: Places, nodes: tuple[dict[str, Any], ...]) -> None:
         self.nodes = nodes
         self.is_unique = any(node.get("$comment", "").startswith(MARK) for node in nodes)
         self._places = places
-        self._members: dict[str | None, Place] = {}
-        self._items: Place | None = None
+        self._members: dict[str | None, ValuePlace] = {}
+        self._items: ValuePlace | None = None
 
     @cached_property
     def names(self) -> set[str]:
         return {name for node in self.nodes for name in node.get("properties", ())}
 
-    def member(self, name: str | None) -> Place:
+    def member(self, name: str | None) -> ValuePlace:
         """The place of a property; None is a name that no subschema lists."""
         key = name if name in self.names else None
         if key not in self._members:
@@ -168,7 +168,7 @@ class Place:
         total = bisect_left(self.listed, beginning + b"\xff") - bisect_left(self.listed, beginning)
         return total == 0 or sum(text.startswith(beginning) for text in used) < total
 
-    def item(self) -> Place:
+    def item(self) -> ValuePlace:
         if self._items is None:
             nodes = self.nodes
             listed = [sub for node in nodes for sub in node.get("prefixItems", ())]
@@ -181,10 +181,10 @@ class Places:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._definitions = schema.get("$defs", {})
-        self._known: dict[frozenset[int], Place] = {}
+        self._known: dict[frozenset[int], ValuePlace] = {}
         self.root = self.of([schema])
 
-    def of(self, schemas: Sequence[Any]) -> Place:
+    def of(self, schemas: Sequence[Any]) -> ValuePlace:
         """The place where these schemas apply, with the schemas that they refer to."""
         nodes: dict[int, dict[str, Any]] = {}
         pending = list(schemas)
@@ -198,13 +198,13 @@ class Places:
                 pending.append(self._definitions.get(node["$ref"].rsplit("/", 1)[1]))
         key = frozenset(nodes)
         if key not in self._known:
-            self._known[key] = Place(self, tuple(nodes.values()))
+            self._known[key] = ValuePlace(self, tuple(nodes.values()))
         return self._known[key]
 
     def strings_of(self, schema: Any) -> Strings:
         return strings_of(schema, self._definitions)
 
-    def all(self) -> Iterator[Place]:
+    def all(self) -> Iterator[ValuePlace]:
         """Every place that a text can reach."""
         pending, seen = [self.root], {self.root}
         while pending:

@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from quicksilver.constrain.places import Place, guarded_places
+from quicksilver.constrain.places import ValuePlace, guarded_places
 
 QUOTE, BACKSLASH, COMMA = b'"\\,'
 
@@ -32,11 +32,11 @@ def entries(chain: Chain | None) -> Iterator[bytes]:
         chain = chain.before
 
 
-class Frame(NamedTuple):
+class Container(NamedTuple):
     """An open object or array, with the strings that a guarded array has so far."""
 
-    outer: Frame | None
-    place: Place
+    outer: Container | None
+    place: ValuePlace
     is_array: bool
     strings: Chain | None = None
 
@@ -44,8 +44,8 @@ class Frame(NamedTuple):
 class Reader(NamedTuple):
     """What is known about a text: open containers, the place of the next value, and the open string."""
 
-    place: Place
-    frame: Frame | None = None
+    place: ValuePlace
+    frame: Container | None = None
     expects_name: bool = False
     in_string: bool = False
     is_escaped: bool = False
@@ -114,9 +114,9 @@ class Reader(NamedTuple):
         if byte == QUOTE:
             return self._replace(in_string=True)
         if byte == ord("{"):
-            return self._replace(frame=Frame(self.frame, self.place, is_array=False), expects_name=True)
+            return self._replace(frame=Container(self.frame, self.place, is_array=False), expects_name=True)
         if byte == ord("["):
-            return self._replace(place=self.place.item(), frame=Frame(self.frame, self.place, is_array=True))
+            return self._replace(place=self.place.item(), frame=Container(self.frame, self.place, is_array=True))
         if self.frame is None:
             return self
         if byte in b"}]":
