@@ -38,10 +38,22 @@ def flex_kernel() -> Any:
 
 
 class MaskedAttention:
-    """Attention under one mask rule. `is_flex` depends on the device; both forms give the same result."""
+    """Attention under one mask rule. Both forms give the same result.
 
-    def __init__(self, rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> None:
-        self.is_flex = device.type in FLEX_DEVICES
+    `is_flex` depends on the device if it is not given. FlexAttention is compiled for seconds for each shape, so it is
+    for shapes that repeat.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        batch: int,
+        num_queries: int,
+        num_keys: int,
+        device: torch.device,
+        is_flex: bool | None = None,
+    ) -> None:
+        self.is_flex = device.type in FLEX_DEVICES if is_flex is None else is_flex
         if self.is_flex:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -126,9 +138,9 @@ class CleanAttention:
 class DocumentAttention:
     """Causal attention within each document of a packed row."""
 
-    def __init__(self, doc_id: Tensor) -> None:
+    def __init__(self, doc_id: Tensor, is_flex: bool | None = None) -> None:
         batch, row_len = doc_id.shape
-        self._masked = MaskedAttention(document_rule(doc_id), batch, row_len, row_len, doc_id.device)
+        self._masked = MaskedAttention(document_rule(doc_id), batch, row_len, row_len, doc_id.device, is_flex)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._masked(q, k, v)

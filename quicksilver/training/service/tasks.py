@@ -29,7 +29,7 @@ from quicksilver.training.service.examples import Example, with_answer_of
 
 # Rows whose logits are in memory at a time.
 HEAD_CHUNK = 512
-# Row lengths are rounded up. On a GPU few shapes may occur, because each is compiled.
+# Row lengths are rounded up. The attention kernels of a GPU want masks with aligned rows.
 LEN_STEP = {"cpu": 8, "cuda": 32}
 # Rows on a CPU are at most this long unless an example is longer. A row of ATTENTION_LEN tokens takes as long in
 # attention as in the linears (nano).
@@ -170,7 +170,9 @@ class LoraRows:
     def hidden(self, rows: PackedDocuments, lora: Lora | None) -> Tensor:
         batch = rows.batch
         x = self.network.embed(batch.token_ids)
-        return self.network.forward(x, batch.positions, DocumentAttention(batch.doc_id), lora).flatten(0, 1)
+        # Rows of jobs have many lengths, so FlexAttention would be compiled in most steps.
+        attention = DocumentAttention(batch.doc_id, is_flex=False)
+        return self.network.forward(x, batch.positions, attention, lora).flatten(0, 1)
 
     def log_probs(self, documents: Sequence[Document], lora: Lora | None) -> Tensor:
         """(documents,) log-probability of each answer."""
