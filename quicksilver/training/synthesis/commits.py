@@ -3,6 +3,9 @@
 Every record is one row. Its context varies as editors vary it: the code around the region whole, short or absent, diff
 headers with and without a marker line, hunks with and without context, no path, no cursor, no history. A row keeps its
 whole context if the edit would otherwise add words that do not occur in the prompt.
+
+The cursors of the records are simulated: where nothing is to change they are always at the end of a line, and in a
+half-typed line always after the last typed word. Some of them are moved to other places where users leave them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from quicksilver.editing.prompts import EditRequest, Snippet
@@ -27,13 +31,16 @@ _SHORT_LINES = 12
 _LONGEST_REGION = 4000
 # Share of requests whose diffs are written as editors without line numbers write them.
 _BARE_SHARE = 0.5
+# Shares of the requests whose cursor is moved: into a finished line, and before the word that was typed last.
+_INSIDE_SHARE, _BEFORE_WORD_SHARE = 0.5, 0.3
+_LAST_WORD = re.compile(r"\w+\Z")
 
 
 def commit_rows(record: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
     """The row of one record, or none where its region is too long to be asked for."""
     if len(record["region"]) > _LONGEST_REGION:
         return
-    whole = request_of(record)
+    whole = with_moved_cursor(request_of(record), record["kind"], rng)
     varied = _with_other_heads(_with_less_context(whole, record["kind"], rng), rng)
     answer = str(record["target"])
     request = varied if new_words(whole, answer) == new_words(varied, answer) else whole
@@ -56,6 +63,33 @@ def request_of(record: Mapping[str, Any]) -> EditRequest:
         snippets=tuple(Snippet(s["path"], s["text"]) for s in record["snippets"]),
         history=tuple(str(diff).strip("\n") for diff in record["history"]),
     )
+
+
+def with_moved_cursor(request: EditRequest, kind: str, rng: random.Random) -> EditRequest:
+    """The request with its cursor in another place of the line that was edited last, or as it is."""
+    moved = None
+    if kind == NOTHING and rng.random() < _INSIDE_SHARE:
+        moved = end_of_change(request)
+    elif kind == HALF_TYPED and request.cursor and rng.random() < _BEFORE_WORD_SHARE:
+        line_start = request.region.rfind("\n", 0, request.cursor) + 1
+        word = _LAST_WORD.search(request.region[line_start : request.cursor])
+        moved = line_start + word.start() if word else None
+    return request if moved is None else replace(request, cursor=moved)
+
+
+def end_of_change(request: EditRequest) -> int | None:
+    """Where the last edit of the history ends inside a line of the region; None where it ends with its line."""
+    changed = request.history[-1].split("\n") if request.history else []
+    old = [line[1:] for line in changed if line.startswith("-") and not line.startswith("---")]
+    new = [line[1:] for line in changed if line.startswith("+") and not line.startswith("+++")]
+    lines = request.region.split("\n")
+    pairs = list(zip(old, new, strict=True)) if len(old) == len(new) else []
+    for before, after in reversed(pairs):
+        same = zip(reversed(before), reversed(after), strict=False)
+        end = len(after) - sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], same))
+        if after in lines and before != after and after[end:].strip() and after[:end].strip():
+            return sum(len(line) + 1 for line in lines[: lines.index(after)]) + end
+    return None
 
 
 def without_context(diff: str) -> str:

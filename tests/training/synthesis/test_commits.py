@@ -4,7 +4,14 @@ import random
 from typing import Any
 
 from quicksilver.editing.prompts import EditRequest, parse_edit
-from quicksilver.training.synthesis.commits import commit_rows, new_words, request_of, without_context
+from quicksilver.training.synthesis.commits import (
+    commit_rows,
+    end_of_change,
+    new_words,
+    request_of,
+    with_moved_cursor,
+    without_context,
+)
 
 RECORD: dict[str, Any] = {
     "kind": "next",
@@ -85,3 +92,34 @@ def test_half_of_the_rows_have_diffs_without_context() -> None:
     numbered = {**RECORD, "history": [RECORD["history"][0].replace("@@ -1,1 +1,1 @@", "@@ -7,1 +7,1 @@")]}
     heads = [next(commit_rows(numbered, random.Random(seed))).request.history[0] for seed in range(80)]
     assert 20 < sum("@@ -1,1 +1,1 @@" in head for head in heads) < 60
+
+
+def around_cursor(request: EditRequest) -> tuple[str, str]:
+    assert request.cursor is not None
+    left, right = request.region[: request.cursor], request.region[request.cursor :]
+    return left.rpartition("\n")[2], right.partition("\n")[0]
+
+
+def edited(line: str, diff: str, cursor: int) -> EditRequest:
+    region = f"first()\n{line}\nlast()"
+    return EditRequest("a.py", "", region, "", cursor=len("first()\n") + cursor, history=(diff,))
+
+
+def test_the_cursor_of_some_finished_edits_is_inside_the_line() -> None:
+    line = "total = price * 2  # doubled"
+    request = edited(line, f"--- a.py\n+++ a.py\n@@ -1,1 +1,1 @@\n-total = price  # doubled\n+{line}", len(line))
+    moved = [with_moved_cursor(request, "noop", random.Random(seed)) for seed in range(40)]
+    assert {around_cursor(each) for each in moved} == {(line, ""), ("total = price * 2", "  # doubled")}
+
+
+def test_an_edit_to_the_end_of_a_line_ends_with_the_line() -> None:
+    for diff in ("-a = 1\n+a = 12", "+a = 12", "-a\n-b\n+a = 12", "-gone = 1;\n+gone = 2;"):
+        assert end_of_change(edited("a = 12", f"--- a.py\n+++ a.py\n@@ -1,1 +1,1 @@\n{diff}", 6)) is None
+    assert end_of_change(EditRequest("a.py", "", "a = 12", "")) is None
+
+
+def test_the_cursor_of_some_half_typed_lines_is_before_the_last_word() -> None:
+    request = edited("shop.Cart { }", "--- a.py\n+++ a.py\n@@ -1,1 +1,1 @@\n-shop.Basket { }\n+shop.Cart { }", 9)
+    moved = [with_moved_cursor(request, "midtype", random.Random(seed)) for seed in range(40)]
+    assert {around_cursor(each) for each in moved} == {("shop.Cart", " { }"), ("shop.", "Cart { }")}
+    assert with_moved_cursor(request, "next", random.Random(0)) is request
