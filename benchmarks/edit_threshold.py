@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.cpu_load import ROOT, server
 from benchmarks.edit_records import HOLDOUT, TRAIN, EditorRequest, Limits, gives_feedback, read_records, requests_of
-from benchmarks.feedback_kto import TIMEOUT_S, Asked, Editor
+from benchmarks.feedback_kto import TIMEOUT_S, Asked, Editor, threshold
 from quicksilver.evals.report import machine_facts
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.tokenizer import Tokenizer
@@ -42,12 +42,6 @@ async def answered(
     async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S) as client:
         editor = Editor(client, given.model, tokenizer, given.streams)
         return await editor.score_all(await editor.ask_all(requests))
-
-
-def threshold(feedback: Sequence[Asked], hidden: float) -> float:
-    """The highest log-probability below which at most this share of the accepted edits lies."""
-    values = sorted(one.proposal.log_prob for one in feedback if one.proposal.is_shown and one.proposal.is_accepted)
-    return values[math.floor(hidden * len(values))] if values else -math.inf
 
 
 def figures(asked: Sequence[Asked], least: float) -> dict[str, Any]:

@@ -14,6 +14,9 @@ the path of a user:
    held-out repositories (`--on holdout`), or of training repositories without feedback (`--on validation`), on which
    hyperparameters are chosen.
 
+4. With `--thresholds N` the tuned model answers N further requests of training repositories without feedback. The
+   highest log-probability that hides no accepted edit among them is the threshold of `thresholded`.
+
 The result has `shown` and `accepted` edits, their ratio, no-ops left alone, and a curve of the ratio if only the
 likeliest edits are shown; `gain` has the ratio after over before, with a 90 % bootstrap interval over requests. With
 `--home` every stage is kept there, and a further run with the same options for it does not repeat it.
@@ -24,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import subprocess
@@ -176,13 +180,29 @@ def gain(before: Sequence[Asked], after: Sequence[Asked], seed: int = 1) -> dict
     return {"ratio": round(new / max(old, 1e-9), 3), "interval_90": [round(low, 3), round(high, 3)]}
 
 
+def threshold(feedback: Sequence[Asked], hidden: float = 0.0) -> float:
+    """The highest log-probability below which at most this share of the accepted edits lies."""
+    values = sorted(one.proposal.log_prob for one in feedback if one.proposal.is_shown and one.proposal.is_accepted)
+    return values[math.floor(hidden * len(values))] if values else -math.inf
+
+
+def hidden_below(asked: Sequence[Asked], least: float) -> list[Asked]:
+    """The same answers; edits below the threshold are not shown, and so not accepted."""
+    return [
+        one
+        if one.proposal.log_prob >= least or not one.proposal.is_shown
+        else replace(one, proposal=replace(one.proposal, is_shown=False, is_accepted=False))
+        for one in asked
+    ]
+
+
 def command(*words: str) -> None:
     """A command of `quicksilver` on the store of this run."""
     subprocess.run([sys.executable, "-c", tune.MAIN, *words], check=True, stdout=sys.stderr)
 
 
-def make_requests(given: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[EditorRequest], list[EditorRequest]]:
-    """Requests for feedback, and those that are measured."""
+def make_requests(given: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list[EditorRequest], ...]:
+    """Requests for feedback, those that are measured, and those that choose a threshold."""
     limits = Limits(given.context_lines, given.prompt_tokens)
     parts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for record in read_records(given.edits / TRAIN):
@@ -191,6 +211,7 @@ def make_requests(given: argparse.Namespace, tokenizer: Tokenizer) -> tuple[list
     return (
         requests_of(parts[True], given.feedback, tokenizer, limits, seed=2),
         requests_of(measured, given.measured, tokenizer, limits, seed=1),
+        requests_of(parts[False], given.thresholds, tokenizer, limits, seed=3) if given.thresholds else [],
     )
 
 
@@ -238,20 +259,31 @@ class Run:
         self._given, self._home = given, home
         files = resolve(given.model)
         self._tokenizer = Tokenizer.for_model(files.weights, files.skill)
-        self._asked, self._measured = make_requests(given, self._tokenizer)
+        self._asked, self._measured, self._choosing = make_requests(given, self._tokenizer)
         chosen = "-".join(str(getattr(given, name)) for name in HYPERPARAMETERS)
         self._trained, self._before = home / f"trained-{chosen}.json", home / f"{given.on}-before.json"
         self._after = home / f"{given.on}-after-{chosen}.json"
+        self._chosen = home / f"choosing-after-{chosen}.json"
 
     def run(self) -> dict[str, Any]:
         feedback = kept(self._home / "feedback.json", self._collect)
         trained = kept(self._trained, lambda: train(self._given, self._home))
-        if not (self._before.exists() and self._after.exists()):
+        if not (self._before.exists() and self._after.exists() and (self._chosen.exists() or not self._choosing)):
             with server(ROOT, self._given.model) as url:
-                kept(self._before, lambda: self._answers(url, self._given.model))
-                kept(self._after, lambda: self._answers(url, trained["model"]))
-        before, after = (self._read(path) for path in (self._before, self._after))
+                kept(self._before, lambda: self._answers(url, self._given.model, self._measured))
+                kept(self._after, lambda: self._answers(url, trained["model"], self._measured))
+                kept(self._chosen, lambda: self._answers(url, trained["model"], self._choosing))
+        before, after = (self._read(path, self._measured) for path in (self._before, self._after))
         figured = {"before": figures(before), "after": figures(after), "gain": gain(before, after)}
+        if self._choosing:
+            least = threshold(self._read(self._chosen, self._choosing))
+            rest = hidden_below(after, least)
+            figured["thresholded"] = {
+                "min_logprob": round(least, 3),
+                "chosen_on": len(self._choosing),
+                **figures(rest),
+                "gain": gain(before, rest),
+            }
         return {"feedback": feedback, "training": trained, **figured}
 
     def _collect(self) -> dict[str, Any]:
@@ -263,16 +295,17 @@ class Run:
         seconds = round(time.perf_counter() - begun, 1)
         return {"requests": len(self._asked), **lines_of(self._home), "seconds": seconds}
 
-    def _answers(self, url: str, model: str) -> dict[str, Any]:
+    def _answers(self, url: str, model: str, requests: Sequence[EditorRequest]) -> dict[str, Any]:
         begun = time.perf_counter()
-        found = asyncio.run(answers(url, model, self._given, self._tokenizer, self._measured))
+        found = asyncio.run(answers(url, model, self._given, self._tokenizer, requests))
         seconds = round(time.perf_counter() - begun, 1)
         return {"seconds": seconds, "proposals": [asdict(one.proposal) for one in found]}
 
-    def _read(self, path: Path) -> list[Asked]:
+    @staticmethod
+    def _read(path: Path, requests: Sequence[EditorRequest]) -> list[Asked]:
         proposals = [Proposal(**fields) for fields in json.loads(path.read_text())["proposals"]]
-        assert [one.prompt for one in proposals] == [request.edit.prompt for request in self._measured]
-        return [Asked(request, "", proposal) for request, proposal in zip(self._measured, proposals, strict=True)]
+        assert [one.prompt for one in proposals] == [request.edit.prompt for request in requests]
+        return [Asked(request, "", proposal) for request, proposal in zip(requests, proposals, strict=True)]
 
 
 def parsed() -> argparse.Namespace:
@@ -282,6 +315,7 @@ def parsed() -> argparse.Namespace:
     words.add_argument("--on", choices=("validation", "holdout"), default="validation")
     words.add_argument("--feedback", type=int, default=500, help="requests whose edits are reported")
     words.add_argument("--measured", type=int, default=300, help="requests before and after")
+    words.add_argument("--thresholds", type=int, default=0, help="requests that choose a threshold for the tuned model")
     words.add_argument("--context-lines", type=int, default=4)
     words.add_argument("--prompt-tokens", type=int, default=400)
     words.add_argument("--example-tokens", type=int, default=500, help="the most of a reported edit with its prompt")
@@ -305,7 +339,8 @@ def main() -> None:
         os.environ["QUICKSILVER_HOME"] = str(home)
         results = Run(given, home).run()
     cpu = torch.cpu.get_capabilities()
-    hardware = {"cpu": cpu["cpu_name"], "cores": os.cpu_count(), "torch": torch.__version__, "load_before": load}
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    hardware = {"cpu": cpu["cpu_name"], "cores": os.cpu_count(), "torch": torch.__version__, "load_before": load, **gpu}
     settings = {name: value for name, value in vars(given).items() if name not in ("edits", "home", "out")}
     text = json.dumps({"benchmark": "feedback_kto", **facts, **hardware, "settings": settings, **results}, indent=1)
     print(text)

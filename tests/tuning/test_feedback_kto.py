@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.edit_records import EditorRequest, message_of
-from benchmarks.feedback_kto import Asked, figures, gain
+from benchmarks.feedback_kto import Asked, figures, gain, hidden_below, threshold
 from quicksilver.editing.prompts import parse_edit
 from quicksilver.training.proposals import EditPrompt, judged
 from quicksilver.training.synthesis.commits import request_of
@@ -24,9 +24,9 @@ RECORD: dict[str, Any] = {
 REGION, TARGET, OTHER = "a = 1", "a = 2", "a = 3000"
 
 
-def asked(kind: str, answer: str) -> Asked:
+def asked(kind: str, answer: str, log_prob: float = 0.0) -> Asked:
     edit = EditPrompt([1], REGION, REGION if kind == "noop" else TARGET, kind)
-    return Asked(EditorRequest("", "", edit), "", judged(edit, [1], answer, 0.0))
+    return Asked(EditorRequest("", "", edit), "", judged(edit, [1], answer, log_prob))
 
 
 def test_a_message_is_read_as_the_request_of_its_record() -> None:
@@ -55,3 +55,12 @@ def test_the_gain_is_the_ratio_of_the_shares_with_an_interval() -> None:
     assert found["ratio"] == pytest.approx(2.0)
     low, high = found["interval_90"]
     assert 1.5 < low < 2.0 < high < 3.0
+
+
+def test_a_threshold_hides_the_unlikely_edits_and_no_accepted_one() -> None:
+    chosen = [asked("next", TARGET, -2.0), asked("next", TARGET, -1.0), asked("next", OTHER, -3.0)]
+    least = threshold(chosen)
+    assert least == -2.0
+    rest = hidden_below([*chosen, asked("next", REGION, -9.0), asked("next", TARGET, -2.5)], least)
+    assert [one.proposal.is_shown for one in rest] == [True, True, False, False, False]
+    assert [one.proposal.is_accepted for one in rest] == [True, True, False, False, False]
