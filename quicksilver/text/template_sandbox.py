@@ -43,16 +43,16 @@ class Quoting:
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         names = list(special_tokens)
-        first = "".join(re.escape(c) for c in sorted({name[0] for name in names}))
-        last = "".join(re.escape(c) for c in sorted({name[-1] for name in names}))
-        self._edges = re.compile(f"(?<=[{first}])|(?=[{last}])" if names else "(?!)")
+        first, last = {name[0] for name in names}, {name[-1] for name in names}
+        self._edges = {char: _BREAK * (char in last) + char + _BREAK * (char in first) for char in sorted(first | last)}
         self._longest = max(map(len, names), default=0)
 
     def quote(self, text: str) -> str:
         if text in _SCHEMA_WORDS:
             return text
-        safe = re.sub(f"([{_QUOTE}{_BREAK}])", rf"{_QUOTE}\1", text)
-        safe = self._edges.sub(_BREAK, safe)
+        safe = text.replace(_QUOTE, _QUOTE * 2).replace(_BREAK, _QUOTE + _BREAK)
+        for char, broken in self._edges.items():
+            safe = safe.replace(char, broken)
         # A short text could be the middle of a special token whose first and last characters come from the template.
         return re.sub(r"(?=\S)", _BREAK, safe, count=1) if len(text.strip()) < self._longest else safe
 
@@ -69,6 +69,8 @@ class Quoting:
 
 def unquote(text: str) -> str:
     """Text as it was before quoting."""
+    if _QUOTE not in text:
+        return text.replace(_BREAK, "")
     return _UNQUOTE.sub(lambda match: match[1] or "", text)
 
 

@@ -13,6 +13,7 @@ from tests.support.fakes import ByteTokenizer, tiny_tokenizer
 
 _HOME = Path(os.environ.get("QUICKSILVER_HOME") or Path.home() / ".cache" / "quicksilver")
 _SMOLLM2 = _HOME / "models" / "smollm2-135m-instruct" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+_QWEN = _HOME / "models" / "qwen2.5-coder-1.5b-instruct" / "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M.gguf"
 _SHARED = Path(os.environ.get("QUICKSILVER_SHARED") or Path(__file__).parents[3] / "shared")
 
 
@@ -32,6 +33,13 @@ def smollm2() -> Tokenizer:
     if not _SMOLLM2.is_file():
         pytest.skip(f"no {_SMOLLM2.name}: run `quicksilver pull nano` first")
     return Tokenizer.from_gguf(_SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def qwen() -> Tokenizer:
+    if not _QWEN.is_file():
+        pytest.skip(f"no {_QWEN.name}: run `quicksilver pull coder-1.5b` first")
+    return Tokenizer.from_gguf(_QWEN)
 
 
 @pytest.fixture(scope="session", params=["tiny", "smollm2"])

@@ -23,7 +23,7 @@ from quicksilver.text.tokenizer import Tokenizer
 
 # Text with more characters than this per token of context is refused unread. Ordinary text has about four.
 CHARS_PER_TOKEN = 32
-# Longer texts are encoded in another process, which has limits on time and memory. About 10 ms of work.
+# Longer texts are encoded in another process, which has limits on time and memory. About 3 ms of work.
 POOL_CHARS = 16 * 2**10
 
 

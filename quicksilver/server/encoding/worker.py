@@ -116,9 +116,10 @@ def reply_to(data: bytes, tokenizer: Tokenizer, template: ChatTemplate) -> Reply
         return Reply(failure=type(error).__name__)
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: float) -> None:
+def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: float, num_threads: int = 1) -> None:
     (length,) = HEADER.unpack(requests.read(HEADER.size))
     tokenizer, template = msgspec.msgpack.decode(requests.read(length), type=Setup).build()
+    tokenizer.prepare(num_threads)
     limit_memory(memory_bytes)
     serve_frames(requests, replies, limit_s, lambda data: msgspec.msgpack.encode(reply_to(data, tokenizer, template)))
 
@@ -126,6 +127,8 @@ def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: flo
 if __name__ == "__main__":
     lower_priority()
     memory_bytes, num_threads = int(sys.argv[1]), int(sys.argv[3])
-    # The tokenizer's library reads this when it encodes its first batch.
+    # The tokenizer's library reads these when it encodes its first batch.
     os.environ["RAYON_NUM_THREADS"] = str(num_threads)
-    serve(sys.stdin.buffer, sys.stdout.buffer, memory_bytes + num_threads * _ARENA_BYTES, float(sys.argv[2]))
+    os.environ["TOKENIZERS_PARALLELISM"] = str(num_threads > 1).lower()
+    memory_bytes += num_threads * _ARENA_BYTES
+    serve(sys.stdin.buffer, sys.stdout.buffer, memory_bytes, float(sys.argv[2]), num_threads)
