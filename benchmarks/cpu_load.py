@@ -52,7 +52,8 @@ def server(checkout: Path, model: str) -> Iterator[str]:
     port, admin_port = free_port(), free_port()
     command = [sys.executable, "-c", SERVE, "serve", "--model", model]
     command += ["--port", str(port), "--admin-port", str(admin_port)]
-    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    folders = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": folders}
     with tempfile.NamedTemporaryFile("w") as log:
         process = subprocess.Popen(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -54,6 +54,8 @@ from quicksilver.tuning.jobs import JOB, read_job
 
 FEEDBACK_FILE = "feedback-kto.jsonl"
 TIMEOUT_S = 900
+# A server takes a limited number of reports per minute from one address.
+REPORT_WAIT_S = 2.0
 # Editors bound an answer; a longer one counts as unchanged, as the server returns it.
 MAX_TOKENS = 400
 NUM_SAMPLES = 2000
@@ -96,8 +98,9 @@ class Editor:
         for one in asked:
             if one.proposal.is_shown and len(one.proposal.prompt) + len(one.proposal.answer) <= max_tokens:
                 action = "accept" if one.proposal.is_accepted else "reject"
-                reply = await self._post("/feedback", {"request_id": one.reply_id, "user_action": action})
-                assert reply["stored"]
+                report = {"request_id": one.reply_id, "user_action": action}
+                while not (await self._post("/feedback", report))["stored"]:
+                    await asyncio.sleep(REPORT_WAIT_S)
 
     async def score_all(self, asked: Sequence[Asked]) -> list[Asked]:
         """With the log-probability of each shown answer."""

@@ -12,15 +12,19 @@ DOMAIN_NAMES = {"json": "JSON", "edit": "edits"}
 
 
 def report_of(starts: list[Row]) -> Row:
-    """The results of several servers as one report; `peer_*` are vLLM's figures beside ours."""
+    """The results of several servers as one report; `peer_*` are vLLM's figures beside ours. Where vLLM only ran with
+    several API processes, that is the peer."""
     first = next(start for start in starts if start["server"] == OURS)
+    has_default = any(start["server"] == PEER for start in starts)
+    if not has_default:
+        starts = [start | {"server": PEER} if start["server"] == PEER_API else start for start in starts]
     peer = next(start for start in starts if start["server"] == PEER)
     rows = {name: rows_of(starts, name) for name in (OURS, PEER, PEER_API)}
     return {
         "benchmark": "peer_vllm",
         "date": max(start["date"] for start in starts),
         **{name: first[name] for name in ("hardware", "driver", "python", "commit", "model")},
-        "peer": f"vLLM {peer['version']}",
+        "peer": f"vLLM {peer['version']}" + ("" if has_default else ", 4 API processes"),
         "settings": {
             "weights": "the same GGUF, bfloat16 on both",
             "client": "closed loop, streamed /v1/chat/completions, temperature 0, max_tokens 256, 96 prompts: code, "

@@ -151,7 +151,8 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 def write_report(options: argparse.Namespace) -> None:
     starts = [json.loads(path.read_text()) for path in sorted(options.out.glob("peer-*.json"))]
-    if not {"quicksilver", "vllm"} <= {start["server"] for start in starts}:
+    servers = {start["server"] for start in starts}
+    if "quicksilver" not in servers or not servers & {"vllm", "vllm-api4"}:
         print("no report: it needs results of quicksilver and of vllm")
         return
     report = report_of(starts)

@@ -277,8 +277,14 @@ def claim_line(claim: Claim) -> tuple[str, ...]:
     return f"`{claim.id}`", text, claim.hardware, band, f"{claim.minutes:g}" if claim.has_run else "", needs, file
 
 
+def peers() -> tuple[Report, Report]:
+    """The reports beside vLLM with several API processes, and beside its default."""
+    several = newest("peer_vllm", lambda report: "API processes" in report["peer"])
+    return several, newest("peer_vllm", lambda report: "API processes" not in report["peer"])
+
+
 def speed_picture() -> str:
-    peer = newest("peer_vllm")
+    peer, _ = peers()
     load = [(str(r["requests"]), (r["tok_per_s"], r["peer_tok_per_s"])) for r in peer["load"]]
     left = Chart(
         "coder-1.5b on one H200, over HTTP: tokens/s", ("quicksilver", peer["peer"]), load, "requests at a time"
@@ -307,10 +313,11 @@ def domains_picture() -> str:
 
 def main() -> int:
     coder, nano = speed_reports()
-    peer = newest("peer_vllm")
+    peer, default_peer = peers()
     performance = {
         "models": model_speeds(),
         "vllm-load": load_table(peer) + "\n\n" + source(peer),
+        "vllm-default": load_table(default_peer) + "\n\n" + source(default_peer),
         "vllm-other": other_table(peer),
         "http-load": http_load(),
         "coder": domain_speeds(coder),

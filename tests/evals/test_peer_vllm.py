@@ -112,6 +112,13 @@ def test_the_report_has_ratios_to_the_default_and_to_the_better_peer() -> None:
     assert "| 8 | 300 | 150 | 600 | 2.00 |" in load_table(report)
 
 
+def test_vllm_with_several_api_processes_is_the_peer_where_its_default_was_not_run() -> None:
+    report = report_of([start_of("quicksilver", 300.0), start_of("vllm-api4", 200.0)])
+    (row,) = report["load"]
+    assert (row["peer_tok_per_s"], row["ratio"], row["ratio_to_better"]) == (200, 1.5, 1.5)
+    assert "| vLLM 0.25.1, 4 API processes, tokens/s |" in load_table(report)
+
+
 def test_a_server_is_measured_when_all_its_models_are_loaded_and_stopped_afterwards(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(SERVER)
     command = Command("x", f"{sys.executable} {tmp_path / 'server.py'} {{port}} {tmp_path / 'states'}", "/ready", {})
