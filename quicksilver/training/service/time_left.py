@@ -25,10 +25,14 @@ class TimeLeft:
     """Work is counted in tokens of one forward. Before the first step the pace is that of a timed forward, which also
     shows how busy the machine is."""
 
-    def __init__(self, tell: Tell, work: Mapping[str, float], network: Network) -> None:
-        """`work` by stage, in their order."""
+    def __init__(self, tell: Tell, work: Mapping[str, float], network: Network, compiles: bool | None = None) -> None:
+        """`work` by stage, in their order. `compiles`: whether the first step of a stage takes longer than the others,
+        by default on a GPU."""
         self._tell, self._work = tell, dict(work)
         self._pace = probed_pace(network)
+        self._compiles = network.device.type != "cpu" if compiles is None else compiles
+        # Number and seconds of the first step of each stage.
+        self._first: dict[str, tuple[int, float]] = {}
 
     def add(self, work: Mapping[str, float]) -> None:
         """Stages that not every job has, when they begin."""
@@ -36,8 +40,10 @@ class TimeLeft:
 
     def at_step(self, stage: str, prefix: str, step: int, num_steps: int, scalars: Mapping[str, float]) -> None:
         """`scalars` are those of the loop, whose seconds include earlier runs of a continued job."""
-        share = step / num_steps
-        self._pace = scalars["seconds"] / (share * self._work[stage])
+        share, seconds = step / num_steps, scalars["seconds"]
+        first, begun = self._first.setdefault(stage, (step, seconds)) if self._compiles else (0, 0.0)
+        if step > first:
+            self._pace = (seconds - begun) / ((step - first) / num_steps * self._work[stage])
         self.at(stage, f"{prefix}step {step} of {num_steps}, loss {scalars['loss']:.3f}", share)
 
     def at(self, stage: str, text: str, share: float = 0.0) -> None:

@@ -36,6 +36,17 @@ def test_the_time_left_follows_the_pace_of_the_steps() -> None:
     assert seconds[1:] == pytest.approx((17.0, 14.0, 4.0, 16.0, 0.0))
 
 
+def test_a_first_step_that_compiles_does_not_count_in_the_pace() -> None:
+    told: list[float] = []
+    work = {"train": 100.0, "refresh": 40.0}
+    left = TimeLeft(lambda text, seconds: told.append(seconds), work, Network(tiny_model()), compiles=True)
+    for step, seconds in ((1, 60.0), (2, 61.0), (10, 69.0)):
+        left.at_step("train", "", step, 100, {"loss": 2.0, "seconds": seconds})
+    left.at_step("refresh", "", 1, 4, {"loss": 2.0, "seconds": 50.0})
+    assert told[0] < 5
+    assert told[1:] == pytest.approx((98.0 + 40.0, 90.0 + 40.0, 30.0))
+
+
 @pytest.mark.parametrize(
     ("times", "seconds"),
     # The beginning and the end of each forward: one long forward, or several short ones.
