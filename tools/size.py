@@ -17,7 +17,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 79_990, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 80_000, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_800,
@@ -34,7 +34,7 @@ BUDGETS = {
     "model": 3_870,
     "server": 18_050,
     "text": 2_590,
-    "training": 9_460,
+    "training": 9_470,
     "tuning": 940,
     "worker": 2_420,
     "(modules)": 900,

@@ -42,7 +42,7 @@ def refuse_reserved_syntax(grammar: str) -> None:
     """Raises InvalidGrammar if a caller's grammar uses reserved syntax. Other errors are found by llguidance."""
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
-        raise too_big("bytes", MAX_GRAMMAR_BYTES, size)
+        raise too_big("bytes in the `grammar`", MAX_GRAMMAR_BYTES, size)
     bare = "".join(outside_quotes(grammar))
     if "<" in bare:
         raise InvalidGrammar("The grammar names a special token with `<...>`, which is not allowed.")

@@ -227,9 +227,8 @@ class CompileProcess(LimitedProcess):
             await self.kill()
             raise ProcessLost("the process sent a malformed reply") from error
         except RequestKilledProcess as error:
-            if error.is_late:
-                return Outcome(error=f"The schema takes more than {self._limit_s:g} s to compile; simplify it.")
-            return Outcome(error="The schema needs too much memory to compile; simplify it.")
+            need = f"takes more than {self._limit_s:g} s" if error.is_late else "needs too much memory"
+            return Outcome(error=f"The schema or grammar {need} to compile; simplify it.")
 
 
 def minimal_environment() -> dict[str, str]:

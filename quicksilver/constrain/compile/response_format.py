@@ -45,7 +45,8 @@ def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
     else:
         lark = "\n".join(["start: think @answer", *thinking_rules(wanted.thinking), TEXT])
         grammars = [{"lark_grammar": lark}, {"name": "answer", **body}]
-    return trial_compile(grammars, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
+    named = "pattern" if wanted.kind is FormatKind.REGEX else "grammar"
+    return trial_compile(grammars, named, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
 
 
 def write_body(wanted: ResponseFormat, *, is_whole: bool = False) -> tuple[Grammar, bool]:

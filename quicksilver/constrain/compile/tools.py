@@ -12,7 +12,7 @@ from quicksilver.constrain.compile.lark_text import TEXT, quoted, tag, thinking_
 from quicksilver.constrain.compile.response_format import SEPARATORS, Grammar, tags_of, write_body, write_schema
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.compile.trial_compile import trial_compile
-from quicksilver.constrain.source import Policy, ToolCallFormat, ToolChoice, ToolSignature
+from quicksilver.constrain.source import FormatKind, Policy, ToolCallFormat, ToolChoice, ToolSignature
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
@@ -29,10 +29,10 @@ def compile_tools(plan: ToolCallFormat) -> ConstraintSpec:
     if plan.thinking is not None:
         rules += thinking_rules(plan.thinking)
     grammars: list[Grammar] = [{"lark_grammar": "\n".join(rules)}, *parts.grammars]
-    special_ids = [mark for mark in (plan.tags.open, plan.tags.close) if isinstance(mark, int)]
-    return trial_compile(
-        grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_validation=parts.needs_validation
-    )
+    marks = (plan.tags.open, plan.tags.close, *tags_of(plan.thinking))
+    special_ids = [mark for mark in marks if isinstance(mark, int)]
+    named = "pattern" if plan.answer is not None and plan.answer.kind is FormatKind.REGEX else "grammar"
+    return trial_compile(grammars, named, special_ids=special_ids, needs_validation=parts.needs_validation)
 
 
 @dataclass(slots=True)
@@ -79,9 +79,7 @@ def free_text(plan: ToolCallFormat, parts: _Parts) -> str:
     """Text that is not a call: of the format `answer`, or any text that does not open a call."""
     if plan.answer is not None:
         return parts.add("answer", *write_body(plan.answer))
-    if plan.choice is ToolChoice.NONE and isinstance(plan.tags.open, str):
-        return "QUIET"
-    return "TEXT"
+    return "QUIET" if plan.choice is ToolChoice.NONE and isinstance(plan.tags.open, str) else "TEXT"
 
 
 def call_rules(plan: ToolCallFormat, parts: _Parts) -> list[str]:
@@ -114,9 +112,8 @@ def open_text_rules(plan: ToolCallFormat, tool: ToolSignature, index: int) -> li
 
 
 def quiet_rules(plan: ToolCallFormat) -> list[str]:
-    if not isinstance(plan.tags.open, str):
-        return []
-    return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(plan.tags.open)} TEXT"]
+    mark = plan.tags.open
+    return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(mark)} TEXT"] if isinstance(mark, str) else []
 
 
 def text_head(plan: ToolCallFormat, tool: ToolSignature) -> str:

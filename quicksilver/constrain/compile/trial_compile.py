@@ -45,21 +45,23 @@ KEYWORDS = (
     ("too big", "pattern"),
     ("Parser Error", "anyOf"),
 )
+# The beginning of the compiler's errors about Lark text: a line with a column, or no rule to begin with.
+IN_LARK = re.compile(r"(at )?\d+\(\d+\): |no start rule")
 # Prefix of the compiler's errors about schemas without any instance.
 UNSATISFIABLE = "Unsatisfiable schema: "
 
 
 def trial_compile(
-    grammars: list[dict[str, Any]], *, special_ids: Iterable[int] = (), needs_validation: bool = False
+    grammars: list[dict[str, Any]], field: str, *, special_ids: Iterable[int] = (), needs_validation: bool = False
 ) -> ConstraintSpec:
-    """The constraint for the grammars; raises InvalidGrammar if llguidance refuses them."""
+    """The constraint for the grammars; raises InvalidGrammar if llguidance refuses them. See `refusal_of`."""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     alphabet = plain_alphabet(sorted(set(special_ids)))
     matcher = LLMatcher(alphabet.tokenizer, text, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise refusal_of(matcher.get_error())
+        raise refusal_of(matcher.get_error(), field)
     if not can_finish(matcher, alphabet):
         raise InvalidGrammar("The grammar has no text that satisfies it.")
     return ConstraintSpec(text, needs_validation=needs_validation)
@@ -74,13 +76,13 @@ def can_finish(matcher: LLMatcher, alphabet: Alphabet) -> bool:
     return is_found or any(matcher.compute_bitmask())
 
 
-def refusal_of(error: str) -> InvalidGrammar:
-    """A refusal for an error of llguidance, with the keyword that caused it."""
+def refusal_of(error: str, field: str = "grammar") -> InvalidGrammar:
+    """A refusal for an error of llguidance, with the keyword that caused it. An error in Lark text names `field`."""
     reason = re.search("^error: (.+)", error, re.MULTILINE)  # of the regex parser; its first line is a heading
     first_line = (reason[1] if reason else error.split("\n", 1)[0])[:300]
     if "NoExtension" in error:
         return InvalidGrammar("A rule or a `$ref` only refers back to itself, so no finite text satisfies the grammar.")
-    keyword = next((name for words, name in KEYWORDS if words in error), "schema")
+    keyword = field if IN_LARK.match(error) else next((name for words, name in KEYWORDS if words in error), "schema")
     if first_line.startswith(UNSATISFIABLE):
         return InvalidGrammar(f"`{keyword}`: no value satisfies the schema: {first_line.removeprefix(UNSATISFIABLE)}.")
     return InvalidGrammar(f"`{keyword}` cannot be enforced: {first_line}.")

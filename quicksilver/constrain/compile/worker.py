@@ -40,9 +40,9 @@ def outcome_of(data: bytes) -> Outcome:
     except InvalidGrammar as error:
         return Outcome(error=error.message)
     except (MemoryError, RecursionError):
-        return Outcome(error="The schema needs too much memory to compile.")
+        return Outcome(error="The schema or grammar needs too much memory to compile.")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        return Outcome(error=f"The schema cannot be read: {type(error).__name__}: {str(error)[:200]}.")
+        return Outcome(error=f"The schema or grammar cannot be read: {type(error).__name__}: {str(error)[:200]}.")
     return Outcome(spec.grammar, spec.needs_validation)
 
 

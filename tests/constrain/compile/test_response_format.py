@@ -143,6 +143,8 @@ def test_limits_of_regex_lark_and_labels() -> None:
         spec(FormatKind.CHOICE, [f"{i}" for i in range(MAX_CHOICES + 1)])
     with pytest.raises(InvalidGrammar, match="bytes"):
         spec(FormatKind.CHOICE, ["a" * MAX_GRAMMAR_BYTES])
+    with pytest.raises(InvalidGrammar, match=r"^There are too many bytes in the `grammar`"):
+        spec(FormatKind.LARK, "a" * (MAX_GRAMMAR_BYTES + 1))
 
 
 def test_the_policy_reaches_the_schema() -> None:

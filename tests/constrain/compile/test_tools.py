@@ -196,3 +196,17 @@ def test_a_text_tool_without_a_grammar_takes_any_text(tags: ToolTags) -> None:
     plan = ToolCallFormat((ToolSignature("note", text=FREE),), tags, ToolChoice.NAMED)
     assert taken(plan, *call('{"name": "note"}\nany { text \n\n</tool', tags))
     assert not taken(plan, "no call")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "named"), [(FormatKind.LARK, "start: missing", "grammar"), (FormatKind.REGEX, "(a", "pattern")]
+)
+def test_a_malformed_format_of_the_text_beside_tools_is_named(kind: FormatKind, value: str, named: str) -> None:
+    with pytest.raises(InvalidGrammar, match=f"^`{named}` cannot be enforced"):
+        compile_tools(ToolCallFormat(TOOLS, SPECIAL, answer=ResponseFormat(kind, value)))
+
+
+def test_a_malformed_grammar_of_a_tool_is_named() -> None:
+    tool = ToolSignature("patch", text=ResponseFormat(FormatKind.LARK, "start: missing"))
+    with pytest.raises(InvalidGrammar, match=r"^`grammar` cannot be enforced"):
+        compile_tools(ToolCallFormat((tool, *TOOLS), TEXT))

@@ -67,7 +67,7 @@ def limit_bytes(schema: Any) -> None:
     except (TypeError, ValueError) as error:
         raise InvalidGrammar(f"The schema is not JSON: {error}.") from error
     if size > MAX_SCHEMA_BYTES:
-        raise too_big("bytes", MAX_SCHEMA_BYTES, size)
+        raise too_big("bytes in the schema", MAX_SCHEMA_BYTES, size)
 
 
 def limit_regexes(node: dict[str, Any]) -> None:

@@ -15,4 +15,4 @@ class Unenforceable(InvalidGrammar):
 
 
 def too_big(what: str, bound: int, found: int) -> InvalidGrammar:
-    return InvalidGrammar(f"The schema has too many {what}: {found} where {bound} are allowed.")
+    return InvalidGrammar(f"There are too many {what}: {found} where {bound} are allowed.")

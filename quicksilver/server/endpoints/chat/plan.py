@@ -71,6 +71,8 @@ ROLES: dict[str, Role] = {
 }
 # OpenAI's names of efforts that have another name here.
 EFFORTS = {"minimal": "instant", "xhigh": "high"}
+# The field of each format beyond OpenAI's that holds its text.
+FORMAT_FIELDS = {"regex": "pattern", "grammar": "grammar", "template": "parts"}
 # Most tool calls in one answer that may call tools in parallel.
 MAX_CALLS = 16
 NO_INPUTS: Mapping[str, ResponseFormat] = {}
@@ -315,7 +317,9 @@ def find_constraint(
         if form is None:
             return None
         validator = OutputValidator(schema) if schema is not None else None
-        return OutputConstraint(replace(form, thinking=thinking), validator, "response_format")
+        field = FORMAT_FIELDS.get(getattr(body.response_format, "type", ""))
+        param = f"response_format.{field}" if field else "response_format"
+        return OutputConstraint(replace(form, thinking=thinking), validator, param)
     source = ToolCallFormat(
         tools=tuple(
             ToolSignature(spec.name, spec.parameters, bool(spec.strict), inputs.get(spec.name)) for spec in tools.specs

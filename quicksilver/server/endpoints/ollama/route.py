@@ -35,7 +35,7 @@ listing_router = APIRouter(prefix="/api", tags=["ollama"])
 
 # The version of Ollama's API that these routes follow.
 OLLAMA_VERSION = "0.13.0"
-# `keep_alive` has no effect here, so no model has a time at which it is unloaded.
+# `keep_alive` has no effect: all callers share the models. So no model has a time at which it is unloaded.
 NEVER = "9999-12-31T23:59:59Z"
 REPLIES = answers_or_streams(OllamaReply, OllamaReply, OllamaError, "application/x-ndjson")
 
@@ -66,11 +66,7 @@ async def generate(request: Request) -> Response:
 
 def loaded(model: str, *, is_chat: bool) -> OllamaReply:
     reply: OllamaReply = {"model": model, "created_at": timestamp(), "done": True, "done_reason": "load"}
-    if is_chat:
-        reply["message"] = {"role": "assistant", "content": ""}
-    else:
-        reply["response"] = ""
-    return reply
+    return {**reply, "message": {"role": "assistant", "content": ""}} if is_chat else {**reply, "response": ""}
 
 
 @listing_router.get("/tags", responses=answers_read(OllamaModelList))

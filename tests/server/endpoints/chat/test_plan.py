@@ -97,6 +97,19 @@ async def test_formats_that_cannot_be_enforced_are_named(served: Served, wanted:
     assert served.engine.seen == []
 
 
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"type": "regex", "pattern": "(unclosed"}, "pattern"),
+        ({"type": "grammar", "grammar": "start: nothing_defined"}, "grammar"),
+        ({"type": "grammar", "grammar": "start: /(unclosed/"}, "grammar"),
+    ],
+)
+async def test_a_malformed_grammar_is_named_by_its_field(served: Served, wanted: dict[str, Any], field: str) -> None:
+    error = (await served.post(CHAT, chat(response_format=wanted))).json()["error"]
+    assert (error["param"], error["message"].split()[0]) == (f"response_format.{field}", f"`{field}`")
+
+
 async def test_thinking_comes_before_the_format(served: Served) -> None:
     served.engine.script = says(f"hmm</think>{VALID}")
     body = chat(response_format=schema_format(), reasoning_effort="low", stream=True)

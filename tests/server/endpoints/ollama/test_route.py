@@ -109,6 +109,17 @@ async def test_an_empty_request_only_loads_the_model(served: Served, path: str, 
     assert (reply["done"], reply["done_reason"], field in reply, served.engine.seen) == (True, "load", True, [])
 
 
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+@pytest.mark.parametrize("keep_alive", [0, "0", "5m", -1])
+async def test_keep_alive_unloads_nothing_and_does_not_say_so(served: Served, path: str, keep_alive: int | str) -> None:
+    served.engine.script = says("Hello")
+    empty = await served.post(path, {"model": "nano", "keep_alive": keep_alive})
+    assert (empty.status_code, empty.json()["done_reason"]) == (200, "load")
+    body = {"messages": HI, "prompt": "Hi", "stream": False, "keep_alive": keep_alive}
+    assert (await served.post(path, body)).json()["done_reason"] == "stop"
+    assert [model["name"] for model in (await served.get("/api/ps")).json()["models"]] == ["nano"]
+
+
 async def test_lists(served: Served) -> None:
     listed = (await served.get("/api/tags")).json()["models"]
     assert {"nano", "mercury-2"} <= {model["name"] for model in listed}
