@@ -14,7 +14,8 @@ from quicksilver.server.hybrid.answer import EventReader, UpstreamAnswer, plan_u
 from quicksilver.server.hybrid.policy import TokenPrices, UpstreamSettings
 from quicksilver.server.hybrid.upstream import CallPart, UpstreamClient, UpstreamEvent
 from quicksilver.text.answer import CollectedAnswer, Finished
-from tests.server.conftest import Served
+from tests.server.conftest import Served, chat
+from tests.server.hybrid.conftest import SURE, UNSURE, HybridServed, answers
 from tests.support.small_tokenizer import small_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -112,3 +113,13 @@ def test_an_answer_that_breaks_its_schema_is_an_error(served: Served) -> None:
 def test_the_token_limit_is_that_of_the_request(served: Served) -> None:
     assert planned(served, max_completion_tokens=12).body["max_tokens"] == 12
     assert planned(served).body["max_tokens"] == served.services.config.card.max_output_len
+
+
+async def test_only_an_answer_of_an_upstream_names_the_fields_that_it_did_not_receive(hybrid: HybridServed) -> None:
+    body = chat(model="auto", top_k=40, min_p=0.1)
+    hybrid.served.engine.script = answers("London", UNSURE)
+    reply = (await hybrid.served.post("/v1/chat/completions", body)).json()
+    assert reply["warning"] == "ignored fields: top_k, min_p"
+    assert not hybrid.upstream.bodies[0].keys() & {"top_k", "min_p"}
+    hybrid.served.engine.script = answers("Paris", SURE)
+    assert (await hybrid.served.post("/v1/chat/completions", body)).json().get("warning") is None

@@ -54,14 +54,6 @@ async def test_an_unsure_answer_is_escalated(hybrid: HybridServed) -> None:
     assert "-2.000 is below -1" in reply["usage"]["quicksilver"]["legs"][0]["reason"]
 
 
-async def test_only_an_answer_of_an_upstream_names_the_fields_that_it_did_not_receive(hybrid: HybridServed) -> None:
-    hybrid.served.engine.script = answers("London", UNSURE)
-    assert (await ask(hybrid, top_k=40, min_p=0.1))["warning"] == "ignored fields: top_k, min_p"
-    assert not hybrid.upstream.bodies[0].keys() & {"top_k", "min_p"}
-    hybrid.served.engine.script = answers("Paris", SURE)
-    assert (await ask(hybrid, top_k=40, min_p=0.1)).get("warning") is None
-
-
 async def test_a_stream_is_escalated_before_its_first_byte(hybrid: HybridServed) -> None:
     hybrid.served.engine.script = answers("London", UNSURE)
     body = chat(model="auto", stream=True, stream_options={"include_usage": True})
