@@ -105,7 +105,9 @@ def random_plan(rng: random.Random, num_pages: int, page_size: int, kinds: tuple
     return RowPlan(t["positions"], t["slots"], t["canvas"].bool(), t["prefix"], t["start"], t["end"], segments)
 
 
-def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m: int) -> None:
+def check_attention(
+    seed: int, heads: tuple[int, int, int], splits: int, block_m: int, *, is_decode: bool = False
+) -> None:
     """The paged kernel equals SDPA on the same plan, and both write the same cache. The reference runs on the CPU in
     fp32, so that a sanitizer sees only our kernels."""
     torch.manual_seed(seed)
@@ -121,13 +123,15 @@ def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m
     k, v = (torch.randn(rows, config.num_kv_heads, config.head_dim).to(place.dtype) for _ in range(2))
     wanted = SdpaAttend(plan, cache)(1, q.float(), k.float(), v.float())
     given = [part.to(place.device) for part in (q, k, v)]
-    found = TritonAttend(plan.to(place.device), other, splits=splits, block_m=block_m)(1, *given)
+    attend = TritonAttend(plan.to(place.device), other, splits=splits, block_m=block_m, is_decode=is_decode)
+    found = attend(1, *given)
     expect_close(found.cpu(), wanted, place.tolerance)
+    assert torch.equal(attend(1, *given), found), "a second launch differs from the first"
     assert torch.equal(cache.k, other.k.float().cpu()), "keys differ from the reference"
     assert torch.equal(cache.v, other.v.float().cpu()), "values differ from the reference"
 
 
-def check_attention_is_batch_invariant(seed: int) -> None:
+def check_attention_is_batch_invariant(seed: int, block_m: int = 64, *, is_decode: bool = False) -> None:
     """A segment alone gives the same bits as in a batch."""
     torch.manual_seed(seed)
     place, config, page_size = here(), shape_config(6, 2, 32), 16
@@ -138,7 +142,7 @@ def check_attention_is_batch_invariant(seed: int) -> None:
     rows = len(plan.positions)
     q = place.normal(rows, config.num_heads, config.head_dim)
     k, v = (place.normal(rows, config.num_kv_heads, config.head_dim) for _ in range(2))
-    together = TritonAttend(plan, cache, splits=4)(0, q, k, v)
+    together = TritonAttend(plan, cache, 4, block_m, is_decode=is_decode)(0, q, k, v)
     for segment in plan.segments:
         part = slice(segment.row_start, segment.row_end)
         shift = segment.row_start
@@ -149,7 +153,7 @@ def check_attention_is_batch_invariant(seed: int) -> None:
             plan.positions[part], plan.slots[part], plan.is_canvas[part], plan.prefix_end[part], *spans,
             [Segment(0, segment.row_end - shift, segment.page_ids)],
         )  # fmt: skip
-        found = TritonAttend(alone, cache, splits=4)(0, q[part], k[part], v[part])
+        found = TritonAttend(alone, cache, 4, block_m, is_decode=is_decode)(0, q[part], k[part], v[part])
         assert torch.equal(found, together[part]), "other segments changed a row"
 
 
@@ -329,6 +333,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for splits, block_m in ((16, 64), (1, 128)):
             name = f"attention heads={heads} splits={splits} block={block_m}"
             yield name, lambda s=seed, h=heads, n=splits, b=block_m: check_attention(s, h, n, b)
+        for splits, block_m in ((1, 16), (4, 16), (2, 32), (4, 64)):
+            name = f"attention decode heads={heads} splits={splits} block={block_m}"
+            yield name, lambda s=seed, h=heads, n=splits, b=block_m: check_attention(s, h, n, b, is_decode=True)
         for rows, norm in ((16, False), (200, True)):
             name = f"rotate heads={heads} rows={rows} norm={norm}"
             yield name, lambda h=heads, r=rows, n=norm: check_rotate(0, h, r, n)
@@ -340,6 +347,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for vocab_size in (49152, 100):
         yield f"runners-up of {vocab_size}", lambda v=vocab_size: check_runners_up(0, (v, 576))
     yield "attention is batch-invariant", lambda: check_attention_is_batch_invariant(3)
+    yield "attention decode is batch-invariant", lambda: check_attention_is_batch_invariant(3, 16, is_decode=True)
     yield "row kernels", lambda: check_rows(0, 576)
     for rows, heat, mask in ((16, 0.0, False), (64, 0.8, True), (256, 0.8, False)):
         name = f"head rows={rows} temperature={heat} bitmask={mask}"

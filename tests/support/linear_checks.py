@@ -24,6 +24,7 @@ from quicksilver.backends.cuda.kernels.linears import (
     square_tiles,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
+from quicksilver.backends.cuda.kernels.round_linears import add_norm, linear_sums, linear_swiglu_tiles, num_splits
 from quicksilver.backends.cuda.kernels.row_kernels import embed, scale_rows
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums, pick_gate_block_n
 from quicksilver.model.transformer import Rope
@@ -157,6 +158,51 @@ def check_ffn(seed: int, shape: LayerShape, rows: int) -> None:
     guarded.check()
 
 
+def check_round_linears(seed: int, shape: LayerShape, rows: int) -> None:
+    """The linears of rounds equal plain torch; guard bands are intact."""
+    torch.manual_seed(seed)
+    place, guarded, (dim, ffn) = here(), Guarded(), shape.widths
+    x, gain = guarded(place.normal(rows, dim)), guarded(place.normal(dim))
+    gate_up, down = guarded(place.normal(2 * ffn, dim) / dim**0.5), guarded(place.normal(dim, ffn) / ffn**0.5)
+    wanted_gate, wanted_up = (x.float() @ gate_up.float().T).chunk(2, dim=-1)
+    hidden = guarded(torch.zeros(rows, ffn, device=place.device, dtype=place.dtype))
+    linear_swiglu_tiles(x, Weight(gate_up), hidden)
+    expect_close(hidden, torch.nn.functional.silu(wanted_gate) * wanted_up, place.tolerance)
+    sums = guarded(torch.zeros(num_splits(dim, ffn) * rows * dim, device=place.device))
+    found = linear_sums(hidden, Weight(down), sums)
+    product = hidden.float() @ down.float().T
+    expect_close(found.sum(0), product, 1e-3)
+    normed, wanted = guarded(torch.zeros_like(x)), x.float() + product
+    add_norm(found, x, Norm(gain, 1e-6), normed)
+    expect_close(x, wanted, place.tolerance)
+    inv_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    expect_close(normed, x.float() * inv_rms * gain.float(), place.tolerance)
+    guarded.check()
+
+
+def check_rotated_sums(seed: int, shape: LayerShape, rows: int, has_norms: bool, has_bias: bool) -> None:
+    """The total of the splits of qkv, rotated and written, equals the separate steps; guard bands are intact."""
+    torch.manual_seed(seed)
+    place, guarded, (_, kv_heads, size) = here(), Guarded(), shape.heads
+    sums = guarded(torch.randn(3, rows, shape.qkv, device=place.device))
+    bias = place.normal(shape.qkv) if has_bias else None
+    total = sums.sum(0) if bias is None else sums.sum(0) + bias.float()
+    raw = total.to(place.dtype).view(rows, -1, size)
+    positions = torch.randint(0, 500, (rows,), device=place.device).int()
+    slots = torch.where(torch.arange(rows) % 3 > 0, torch.randperm(2 * rows)[:rows], -1).int().to(place.device)
+    where, angles = RowSlots(positions, slots), angle_table(Rope(shape_config(*shape.heads)).to(place.device), 512)
+    norms = HeadNorms(place.normal(size), place.normal(size), 1e-6) if has_norms else None
+    wanted_caches = tuple(place.normal(2 * rows, kv_heads, size) for _ in range(2))
+    caches = (guarded(wanted_caches[0]), guarded(wanted_caches[1]))
+    out = guarded(torch.zeros_like(raw))
+    rotate_and_write(out, caches, where, angles, norms, sums=(sums, None if bias is None else guarded(bias)))
+    rotate_and_write(raw, wanted_caches, where, angles, norms)
+    expect_close(out, raw, place.tolerance)
+    for found, wanted in zip(caches, wanted_caches, strict=True):
+        expect_close(found, wanted, place.tolerance)
+    guarded.check()
+
+
 def check_layer_is_batch_invariant(seed: int, shape: LayerShape) -> None:
     """A row has the same bits in batches of 16, 32 and 64 rows, in every linear."""
     torch.manual_seed(seed)
@@ -209,5 +255,8 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for rows in (16, 64):
             yield f"qkv {name} rows={rows}", lambda s=shape, r=rows, n=name == "8B": check_qkv(0, s, r, n)
             yield f"ffn {name} rows={rows}", lambda s=shape, r=rows: check_ffn(0, s, r)
+        for rows in (64, 128):
+            yield f"round linears {name} rows={rows}", lambda s=shape, r=rows: check_round_linears(0, s, r)
+            yield f"round qkv {name} rows={rows}", lambda s=shape, r=rows: check_rotated_sums(0, s, r, r > 64, True)
         yield f"layer {name} is batch-invariant", lambda s=shape: check_layer_is_batch_invariant(0, s)
     yield "embed clamps masks", check_embed_clamps_masks

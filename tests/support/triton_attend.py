@@ -13,14 +13,18 @@ from quicksilver.backends.cuda.kernels.attention import (
     attend_paged,
     cut_tiles,
 )
+from quicksilver.backends.cuda.kernels.decode_attention import attend_decode
 from quicksilver.model.attention import PagedCache, RowPlan
 
 
 class TritonAttend:
     """Attention of one forward: writes KV, then attends. Row tables are built once."""
 
-    def __init__(self, plan: RowPlan, cache: PagedCache, splits: int = 16, block_m: int = 64) -> None:
-        self.cache, self.splits, self.block_m = cache, splits, block_m
+    def __init__(
+        self, plan: RowPlan, cache: PagedCache, splits: int = 16, block_m: int = 64, *, is_decode: bool = False
+    ) -> None:
+        """`is_decode`: by the kernel for tiles with few rows, with `splits` at most."""
+        self.cache, self.splits, self.block_m, self.split_keys = cache, splits, block_m, 64 if is_decode else 0
         device = plan.positions.device
         writes = (plan.slots >= 0).nonzero().squeeze(1)
         self._writes = (writes, plan.slots[writes])
@@ -40,12 +44,14 @@ class TritonAttend:
         rows, slots = self._writes
         for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
             store.index_copy_(0, slots, new[rows].to(store.dtype))
-        shape = AttentionShape(q.shape[1], k.shape[1], q.shape[2], self.block_m, self.splits)
+        shape = AttentionShape(q.shape[1], k.shape[1], q.shape[2], self.block_m, self.splits, self.split_keys)
         if self._workspace is None:
             self._prepare(shape, q)
         assert self._workspace is not None
         qkv = torch.cat((q, k, v), dim=1)
         caches = (self.cache.k[layer], self.cache.v[layer])
+        if self.split_keys:
+            return attend_decode(qkv, caches, self._rows, self._workspace).view_as(q).clone()
         return attend_paged(qkv, caches, self._rows, shape, self._workspace).view_as(q).clone()
 
     def _prepare(self, shape: AttentionShape, q: Tensor) -> None:

@@ -40,7 +40,7 @@ from quicksilver.backends.cuda.buffers import (
 from quicksilver.backends.cuda.capture import capture
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.kernels.head import propose_rows
-from quicksilver.backends.cuda.kernels.network import MatmulMode
+from quicksilver.backends.cuda.kernels.network import MatmulMode, Sequences
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_rounds, options_of
 from quicksilver.backends.progress import counted
 from quicksilver.core import DecoderName
@@ -119,12 +119,12 @@ class BlockGraph:
         self.state = BlockState.allocate(count, self.block_len, executor.pages.shape[1], device)
         self.host = self.state.host_copy()
         self.host_pages = self.host.pages.numpy()
-        tile_rows = network.attention_shape(num_rows).tile_rows
+        self.workspace = network.workspace(num_rows, sequences=Sequences(count, 2 * self.block_len))
+        tile_rows = self.workspace.attend.shape.tile_rows
         num_tiles = count * -(-2 * self.block_len // tile_rows)
         tables = (self.host.pages, self.state.pages)
         self.rows = RowBuffers(num_rows, num_tiles, tables, executor.cache.page_size)
         self.rows.device[3].fill_(-1)
-        self.workspace = network.workspace(num_rows)
         self.head = HeadBuffers(bucket_of(count * self.block_len), network.weights.head.w, network.input_dtype)
         self.num_heads = self.head.ints.shape[1]
         self._written = BlockRows(self.rows.device, self.rows.inputs.tables.tiles, self.head.ints, tile_rows)

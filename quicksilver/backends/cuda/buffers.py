@@ -12,7 +12,14 @@ from torch import Tensor
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import Batch
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
-from quicksilver.backends.cuda.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadWorkspace, read_results
+from quicksilver.backends.cuda.kernels.head import (
+    Bias,
+    Draws,
+    HeadRows,
+    HeadWorkspace,
+    read_results,
+    vocab_tile,
+)
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
 from quicksilver.backends.cuda.kernels.workspace import RowInputs
@@ -151,7 +158,7 @@ class HeadBuffers:
         self.temperature = self.host_temperature.to(device)
         self.draws = Draws(self.temperature, self.seeds, self.ints[1], self.ints[2])
         self.workspace = HeadWorkspace.allocate(head, num_rows, dtype)
-        self.bias = BiasTable(num_rows, self.workspace.tiles.shape[1], BLOCK_V, device)
+        self.bias = BiasTable(num_rows, self.workspace.tiles.shape[1], vocab_tile(num_rows), device)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=is_pinned)
         self._results_sent = StreamMarker(device)
 

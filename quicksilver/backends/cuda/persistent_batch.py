@@ -92,7 +92,7 @@ class SlotGraph:
             nothing.view(-1, 1, 1, 1)[..., :0].expand(-1, 2, -1, -1), nothing, nothing,
         )  # fmt: skip
         host_pages = torch.zeros(0, dtype=torch.int32)
-        self.forward = RoundForward(executor, RoundShape(num_slots, 1), (host_pages, self.pages))
+        self.forward = RoundForward(executor, RoundShape(num_slots, 1), (host_pages, self.pages), is_batch=True)
         self.results = torch.zeros(4, self.forward.num_heads, dtype=torch.int32, device=device)
         self.adapters = executor.adapters.new_rows(num_slots) if executor.adapters is not None else None
         self._replays: dict[tuple[SamplingOptions, bool], Callable[[], None]] = {}

@@ -18,6 +18,7 @@ from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
+from quicksilver.backends.cuda.kernels.network import Sequences
 from quicksilver.backends.cuda.kernels.workspace import Workspace
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.trees import tree_slot_table
@@ -28,17 +29,21 @@ if TYPE_CHECKING:
 
 
 class RoundForward:
-    def __init__(self, executor: GraphExecutor, shape: RoundShape, pages: tuple[Tensor, Tensor]) -> None:
-        """`pages`: the page tables of the sequences on the host and on the device."""
+    def __init__(
+        self, executor: GraphExecutor, shape: RoundShape, pages: tuple[Tensor, Tensor], *, is_batch: bool = False
+    ) -> None:
+        """`pages`: the page tables of the sequences on the host and on the device. `is_batch`: of many sequences, with
+        kernels of their own, so that results can differ in the last bits from those of an ordinary forward."""
         self.network, self.shape = executor.network, shape
         self.num_heads = bucket_of(shape.num_verify)
         self.num_rows = bucket_of(shape.num_verify)
-        tiles = self._tiles(self.network.attention_shape(self.num_rows).tile_rows)
+        sequences = Sequences(shape.num_sequences, shape.verify_rows) if is_batch else None
+        self.workspace = self.network.workspace(self.num_rows, sequences=sequences)
+        tiles = self._tiles(self.workspace.attend.shape.tile_rows)
         tree_slots = tree_slot_table(shape) if shape.tree_rows else None
         self.rows = RowBuffers(self.num_rows, len(tiles), pages, executor.cache.page_size, tree_slots)
         self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
         self.rows.device[3].fill_(-1)
-        self.workspace = self.network.workspace(self.num_rows)
         self.head = HeadBuffers(self.num_heads, self.network.weights.head.w, self.network.input_dtype)
         self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
         # Per sequence: the parameters that were written last.
@@ -47,6 +52,8 @@ class RoundForward:
     @cached_property
     def adapter_workspace(self) -> Workspace:
         """Of forwards with row adapters, which do not take the layer-fused path."""
+        if self.workspace.uses_library:
+            return self.workspace
         return self.network.workspace(self.num_rows, has_prompt=True)
 
     def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:

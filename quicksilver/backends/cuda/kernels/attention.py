@@ -20,7 +20,7 @@ from quicksilver.backends.cuda.kernels.row_kernels import to_input_format
 
 # Keys per block for small tiles. Page sizes must divide it or be multiples of it.
 KEY_BLOCK = 64
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 # Maximum number of keys that a tree row reads from scratch slots.
 MAX_TREE_DEPTH = 15
 _MAX_TREE_DEPTH = tl.constexpr(MAX_TREE_DEPTH)
@@ -57,6 +57,11 @@ class AttentionShape:
     head_dim: int
     block_m: int = 64
     splits: int = 1
+    split_keys: int = 0  # fewest keys of a split in `decode_attention.py`; 0 is this kernel
+
+    @property
+    def is_decode(self) -> bool:
+        return self.split_keys > 0
 
     @property
     def group(self) -> int:
@@ -74,6 +79,7 @@ class AttentionWorkspace:
     Shared by all layers. Rows outside all tiles are never written, so buffers start as zeros.
     """
 
+    shape: AttentionShape
     out: Tensor  # (rows, heads, head_dim)
     acc: Tensor  # (splits, rows, heads, head_dim)
     top: Tensor  # (splits, rows, heads)
@@ -82,6 +88,8 @@ class AttentionWorkspace:
     input_scale: float = 1.0
     # (heads, rows) fp32 scales of a merged fp8 output.
     steps: Tensor | None = None
+    # (rows * kv_heads,) int32 of `decode_attention.py`: splits that are stored, by the first row of their tile.
+    arrived: Tensor | None = None
 
     @classmethod
     def allocate(
@@ -90,7 +98,9 @@ class AttentionWorkspace:
         out = torch.zeros((num_rows, shape.num_heads, shape.head_dim), device=device, dtype=dtype)
         size = (shape.splits if shape.splits > 1 else 0, num_rows, shape.num_heads)
         acc = torch.zeros((*size, shape.head_dim), device=device)
-        return cls(out, acc, torch.full(size, -torch.inf, device=device), torch.zeros(size, device=device))
+        top, total = torch.full(size, -torch.inf, device=device), torch.zeros(size, device=device)
+        num_counters = num_rows * shape.num_kv_heads if shape.is_decode else 0
+        return cls(shape, out, acc, top, total, arrived=torch.zeros(num_counters, dtype=torch.int32, device=device))
 
 
 @triton.jit
@@ -150,15 +160,15 @@ def _accumulate_unmasked(
 
 
 @triton.jit
-def _accumulate_prefix(
-    q, segment, head, first_block, visible_end, longest, tree_start, own_slots, k_cache, v_cache, pages, max_pages,
-    top, total, acc, scale,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+def accumulate_prefix(
+    q, segment, head, first_block, end_block, visible_end, longest, tree_start, own_slots, k_cache, v_cache, pages,
+    max_pages, top, total, acc, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STEP: tl.constexpr,
     TREE: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of cached keys, masked by each row's prefix."""
+    """Every STEP-th block of cached keys in a range, masked by each row's prefix."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
-    for block in range(first_block, tl.cdiv(longest, BLOCK_N), SPLITS):
+    for block in range(first_block, end_block, STEP):
         key = block * BLOCK_N + n
         slot = key_slots(segment, key, longest, tree_start, own_slots, pages, max_pages, PAGE, TREE)
         at = slot * (KV_HEADS * D) + head * D
@@ -170,14 +180,15 @@ def _accumulate_prefix(
 
 
 @triton.jit
-def _accumulate_span(
+def accumulate_span(
     q, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D: tl.constexpr, BLOCK_N: tl.constexpr
 ):  # fmt: skip
     """Keys of the same forward, for canvas rows."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
     has_span = to_row > from_row
-    low = tl.min(tl.where(has_span, from_row, 2147483647), 0)
     high = tl.max(tl.where(has_span, to_row, 0), 0)
+    # Never above `high`: the pipelined loads of an empty loop add steps to `low`, which must not overflow.
+    low = tl.min(tl.where(has_span, from_row, high), 0)
     for start in range(low, high, BLOCK_N):
         other = start + n
         at = other.to(tl.int64) * row_stride + head * D
@@ -256,12 +267,12 @@ def _attend_tile(
                 KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
             )  # fmt: skip
             begin = split + tl.cdiv(tl.maximum(num_unmasked - split, 0), SPLITS) * SPLITS
-        top, total, acc = _accumulate_prefix(
-            q_tile, segment, head, begin, visible_end, longest, tree_start, own_slots + 1, k_cache, v_cache, pages,
-            max_pages, top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, TREE,
+        top, total, acc = accumulate_prefix(
+            q_tile, segment, head, begin, tl.cdiv(longest, BLOCK_N), visible_end, longest, tree_start, own_slots + 1,
+            k_cache, v_cache, pages, max_pages, top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, TREE,
         )  # fmt: skip
         if is_last:
-            top, total, acc = _accumulate_span(
+            top, total, acc = accumulate_span(
                 q_tile, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
             )
         at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
@@ -344,7 +355,7 @@ def attend_paged(
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, workspace.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         rows.tiles if rows.tree_slots is None else rows.tree_slots,
-        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
+        shape.head_dim**-0.5 * LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
         TREE=rows.tree_slots is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if merges else 1,

@@ -1,7 +1,8 @@
 """The forward of `model/transformer.py` on CUDA kernels and fixed buffers; a CUDA graph can capture it.
 
 Three paths by the number of rows: two launches per layer up to 32 rows if GPU and shape allow (`layer_fused.py`), six
-launches per layer up to 64, cuBLAS for more.
+launches per layer up to 64, cuBLAS for more. Rounds of many sequences (`Sequences`) have an attention of their own, and
+linears of their own with 64 and 128 rows (`round_linears.py`).
 
 The layer-fused path (up to 32 rows) and the six-launch path (up to 64) are batch-invariant. Forwards with row adapters
 (`RowInputs.adapters`) take the six-launch path or cuBLAS, with two more launches for each linear.
@@ -13,11 +14,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from itertools import repeat
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.attention import AttentionShape, attend_paged
+from quicksilver.backends.cuda.kernels.decode_attention import RawQkv, attend_decode, decode_shape
 from quicksilver.backends.cuda.kernels.fp8 import ActivationFormat, supports_fp8_activations
 from quicksilver.backends.cuda.kernels.int4_dequantise import dequantise_weight
 from quicksilver.backends.cuda.kernels.launch import pdl_launches
@@ -38,6 +41,13 @@ from quicksilver.backends.cuda.kernels.linears import (
     linear_swiglu,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import rotate_and_write
+from quicksilver.backends.cuda.kernels.round_linears import (
+    add_norm,
+    can_run_round_linears,
+    linear_sums,
+    linear_swiglu_tiles,
+    sums_size,
+)
 from quicksilver.backends.cuda.kernels.router import UsedRows
 from quicksilver.backends.cuda.kernels.row_kernels import (
     embed,
@@ -75,11 +85,20 @@ class MatmulMode(StrEnum):
 # Switches of optional paths. `benchmarks/gpu_setup.py` changes them.
 # Everything between two attentions in one launch.
 USE_LAYER_FUSED = True
+# Sequences of the smallest round with kernels of its own.
+MIN_WIDE_SEQUENCES = 16
 # Weight bytes, including the head, of the largest model that uses PDL. In larger models an early launch takes resources
 # from the loading of weights.
 PDL_MAX_BYTES = 8_000_000_000
 # Weight bytes, including the head, of the largest model whose forwards are bound by launches rather than by loading.
 SMALL_MODEL_BYTES = 500_000_000
+
+
+class Sequences(NamedTuple):
+    """The sequences of a round, and the most rows that one of them has."""
+
+    number: int
+    rows_each: int
 
 
 class CudaNetwork:
@@ -118,7 +137,10 @@ class CudaNetwork:
     def attention_shape(self, num_rows: int) -> AttentionShape:
         return attention_shape(self.config, num_rows if self.matmul_mode is MatmulMode.FASTEST else SMALL_BATCH_ROWS)
 
-    def workspace(self, num_rows: int, has_prompt: bool = False) -> Workspace:
+    def workspace(self, num_rows: int, has_prompt: bool = False, sequences: Sequences | None = None) -> Workspace:
+        """`sequences`: of a round; None for a forward of any rows."""
+        if sequences is not None and self._is_wide(num_rows, sequences):
+            return self._wide_workspace(num_rows, sequences)
         is_invariant = self.matmul_mode is MatmulMode.BATCH_INVARIANT and num_rows > SMALL_BATCH_ROWS
         activations = self.activations if is_invariant or num_rows <= SMALL_BATCH_ROWS else None
         if self.layer_fused is not None and self.is_layer_fused(num_rows, has_prompt):
@@ -142,6 +164,28 @@ class CudaNetwork:
             return replace(workspace, partials=partials).in_chunks(chunk, lambda: Workspace.allocate(*small))
         return workspace
 
+    def _is_wide(self, num_rows: int, sequences: Sequences) -> bool:
+        """Whether a round has kernels of its own. Those of few sequences have the numbers of ordinary forwards."""
+        is_large = num_rows > LAYER_FUSED_ROWS and sequences.number >= MIN_WIDE_SEQUENCES
+        return is_large and self.matmul_mode is MatmulMode.FASTEST
+
+    def _wide_workspace(self, num_rows: int, sequences: Sequences) -> Workspace:
+        config = self.config
+        shape = decode_shape(config.num_heads, config.num_kv_heads, config.head_dim, *sequences)
+        is_round = can_run_round_linears(self.weights, num_rows)
+        uses_library = num_rows > SMALL_BATCH_ROWS and not is_round
+        activations = None if num_rows > SMALL_BATCH_ROWS else self.activations
+        workspace = Workspace.allocate(
+            config, self.weights, num_rows, shape or self.attention_shape(num_rows), activations
+        )
+        if (sparse := self.weights.layers[-1].sparse) is not None:
+            workspace = replace(workspace, sparse=SparseWorkspace.allocate(sparse, num_rows, is_invariant=False))
+        if is_round:
+            partials = PartialSums.allocate(sums_size(self.weights, num_rows), workspace.x.device)
+            workspace = replace(workspace, partials=partials)
+        has_single_rows = sequences.rows_each == 1
+        return replace(workspace, uses_library=uses_library, is_round=is_round, has_single_rows=has_single_rows)
+
     def run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
         """-> `workspace.x`, the residual stream before the final norm. `is_gated`: canvas rows use the adapter;
         otherwise no row does, and the gate is ignored."""
@@ -149,7 +193,7 @@ class CudaNetwork:
             with pdl_launches(True, is_early=True):
                 return self._run_layer_fused(self.layer_fused, rows, workspace, is_gated)
         with pdl_launches(self.uses_pdl):
-            return self._run(rows, workspace, is_gated)
+            return self._run_round(rows, workspace) if workspace.is_round else self._run(rows, workspace, is_gated)
 
     def _run_layer_fused(
         self, layer_fused: LayerFusedWeights, rows: RowInputs, workspace: Workspace, is_gated: bool
@@ -179,7 +223,7 @@ class CudaNetwork:
     def _run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, workspace.x)
-        if len(rows.token_ids) > SMALL_BATCH_ROWS and not workspace.chunks:
+        if workspace.uses_library:
             for index, layer in enumerate(self.weights.layers):
                 self._large_layer(index, layer, rows, workspace, is_gated and bool(layer.canvas))
             return workspace.x
@@ -239,9 +283,7 @@ class CudaNetwork:
         linear_qkv(workspace.scaled, layer.attn_norm, layer.qkv, qkv, epilogue, extras)
 
     def _small_attend(self, index: int, rows: RowInputs, workspace: Workspace, merges: bool = True) -> Tensor:
-        qkv = workspace.qkv.view(len(workspace.qkv), -1, self.config.head_dim)
-        caches = (self.cache.k[index], self.cache.v[index])
-        return attend_paged(qkv, caches, rows.tables, self.attention_shape(len(qkv)), workspace.attend, merges)
+        return self._attend(index, workspace.qkv, rows, workspace, merges)
 
     def _small_rest(
         self,
@@ -273,12 +315,45 @@ class CudaNetwork:
         for chunk, hidden, extras in inputs("dn", workspace.ffn, workspace.ffn_steps):
             linear_add(hidden, layer.down, chunk.x, (next_norm, chunk.scaled), extras)
 
-    def _attend(self, index: int, projected: Tensor, rows: RowInputs, workspace: Workspace) -> Tensor:
-        config, layer = self.config, self.weights.layers[index]
-        qkv = projected.view(len(projected), -1, config.head_dim)
-        caches = (self.cache.k[index], self.cache.v[index])
-        rotate_and_write(qkv, caches, rows.where, self.angles, layer.head_norms, config.rotary_dim)
-        return attend_paged(qkv, caches, rows.tables, attention_shape(config, len(qkv)), workspace.attend)
+    def _attend(self, index: int, qkv: Tensor, rows: RowInputs, workspace: Workspace, merges: bool = True) -> Tensor:
+        """Attention of rotated rows whose KV is written."""
+        heads, caches = qkv.view(len(qkv), -1, self.config.head_dim), (self.cache.k[index], self.cache.v[index])
+        attend = workspace.attend
+        if attend.shape.is_decode:
+            return attend_decode(heads, caches, rows.tables, attend)
+        return attend_paged(heads, caches, rows.tables, attend.shape, attend, merges)
+
+    def _rotate_and_write(
+        self, index: int, qkv: Tensor, rows: RowInputs, sums: tuple[Tensor, Tensor | None] | None = None
+    ) -> None:
+        config, caches = self.config, (self.cache.k[index], self.cache.v[index])
+        norms = self.weights.layers[index].head_norms
+        heads = qkv.view(len(qkv), -1, config.head_dim)
+        rotate_and_write(heads, caches, rows.where, self.angles, norms, config.rotary_dim, sums)
+
+    def _run_round(self, rows: RowInputs, workspace: Workspace) -> Tensor:
+        """A round of many sequences; see `round_linears.py`."""
+        layers, x, normed, sums = self.weights.layers, workspace.x, workspace.scaled.y, workspace.partials.sums
+        embed(self.weights.tokens, None, rows.token_ids, rows.mask_index, x)
+        norm_rows(x, layers[0].attn_norm.gain, layers[0].attn_norm.eps, normed)
+        next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
+        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
+            attended = self._attend_sums(index, linear_sums(normed, layer.qkv, sums), rows, workspace)
+            add_norm(linear_sums(attended, layer.o, sums), x, layer.ffn_norm, normed)
+            hidden = linear_swiglu_tiles(normed, layer.gate_up, workspace.ffn)
+            add_norm(linear_sums(hidden, layer.down, sums), x, next_norm, normed)
+        return x
+
+    def _attend_sums(self, index: int, sums: Tensor, rows: RowInputs, workspace: Workspace) -> Tensor:
+        """Attention of rows whose qkv are sums of splits, and the write of their KV."""
+        layer, attend, head_dim = self.weights.layers[index], workspace.attend, self.config.head_dim
+        is_full = self.config.rotary_dim in (0, head_dim)
+        if not (is_full and attend.shape.is_decode and workspace.has_single_rows):
+            self._rotate_and_write(index, workspace.qkv, rows, (sums, layer.qkv.bias))
+            return self._attend(index, workspace.qkv, rows, workspace)
+        raw = RawQkv(sums, layer.qkv.bias, self.angles, rows.where.slots, layer.head_norms)
+        heads, caches = workspace.qkv.view(len(workspace.qkv), -1, head_dim), (self.cache.k[index], self.cache.v[index])
+        return attend_decode(heads, caches, rows.tables, attend, raw)
 
     def _large_layer(
         self, index: int, layer: LayerWeights, rows: RowInputs, workspace: Workspace, is_gated: bool
@@ -296,6 +371,7 @@ class CudaNetwork:
         x, norm = workspace.x, layer.attn_norm
         normed = norm_rows(x, norm.gain, norm.eps, torch.empty_like(x))
         qkv = adapted("qkv", normed, _linear(normed, layer.qkv))
+        self._rotate_and_write(index, qkv, rows)
         attended = self._attend(index, qkv, rows, workspace)
         adapted("o", attended, _add_linear(x, attended, layer.o))
         if layer.sparse is not None:

@@ -58,10 +58,27 @@ def head_halves(i, D: tl.constexpr, ROTARY: tl.constexpr):
 
 
 @triton.jit
+def _load_half(
+    qkv, sums, bias, at, first, d, is_row, num_rows,
+    ALL_HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Half of a head: from qkv, or the total of the splits of `sums` and the bias, rounded as qkv is."""
+    if SPLITS == 0:
+        return tl.load(qkv + at + d[None, :], mask=is_row, other=0.0).to(tl.float32)
+    total = tl.load(sums + at + d[None, :], mask=is_row, other=0.0)
+    for split in tl.static_range(1, SPLITS):
+        plane = sums + split * num_rows.to(tl.int64) * (ALL_HEADS * D)
+        total += tl.load(plane + at + d[None, :], mask=is_row, other=0.0)
+    if BIAS:
+        total += tl.load(bias + first + d).to(tl.float32)[None, :]
+    return total.to(qkv.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def _rotate_kernel(
-    qkv, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, num_rows,
+    qkv, sums, bias, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, NORM: tl.constexpr,
-    ROTARY: tl.constexpr, PDL: tl.constexpr,
+    ROTARY: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     pdl_wait_and_launch(PDL)
     head = tl.program_id(1)
@@ -71,8 +88,8 @@ def _rotate_kernel(
     is_row = (r < num_rows)[:, None]
     left_d, right_d = head_halves(d, D, ROTARY)
     at = (r.to(tl.int64) * (HEADS + 2 * KV_HEADS) * D + head * D)[:, None]
-    left = tl.load(qkv + at + left_d[None, :], mask=is_row, other=0.0).to(tl.float32)
-    right = tl.load(qkv + at + right_d[None, :], mask=is_row, other=0.0).to(tl.float32)
+    left = _load_half(qkv, sums, bias, at, head * D, left_d, is_row, num_rows, HEADS + 2 * KV_HEADS, D, SPLITS, BIAS)
+    right = _load_half(qkv, sums, bias, at, head * D, right_d, is_row, num_rows, HEADS + 2 * KV_HEADS, D, SPLITS, BIAS)
     is_value = head >= HEADS + KV_HEADS
     if not is_value:
         if NORM:
@@ -85,6 +102,9 @@ def _rotate_kernel(
         angle_row = angles + (position * D)[:, None] + d[None, :]
         cos, sin = tl.load(angle_row, mask=is_row, other=0.0), tl.load(angle_row + HALF, mask=is_row, other=0.0)
         left, right = left * cos - right * sin, right * cos + left * sin
+        tl.store(qkv + at + left_d[None, :], left.to(qkv.dtype.element_ty), mask=is_row)
+        tl.store(qkv + at + right_d[None, :], right.to(qkv.dtype.element_ty), mask=is_row)
+    elif SPLITS > 0:
         tl.store(qkv + at + left_d[None, :], left.to(qkv.dtype.element_ty), mask=is_row)
         tl.store(qkv + at + right_d[None, :], right.to(qkv.dtype.element_ty), mask=is_row)
     if head >= HEADS:
@@ -104,16 +124,20 @@ def rotate_and_write(
     angles: Tensor,
     norms: HeadNorms | None,
     rotary_dim: int = 0,
+    sums: tuple[Tensor, Tensor | None] | None = None,
 ) -> None:
     """In place on qkv (rows, heads + 2 kv_heads, head_dim); `caches` are one layer's (slots, kv_heads, head_dim).
-    `rotary_dim`: leading dimensions of a head that are rotated; 0 is all."""
+    `rotary_dim`: leading dimensions of a head that are rotated; 0 is all. With `sums`, qkv is their total: fp32 sums of
+    splits (splits, rows, outputs), and a bias."""
     num_rows, num_all, head_dim = qkv.shape
     kv_heads = caches[0].shape[1]
     block_r = 1 if num_rows <= 64 else 8
     gains = (norms.q, norms.k, norms.eps) if norms is not None else (angles, angles, 0.0)
     _rotate_kernel[(triton.cdiv(num_rows, block_r), num_all)](
-        qkv, *caches, angles, rows.positions, rows.slots, *gains, num_rows,
+        qkv, *((qkv, qkv) if sums is None else (sums[0], qkv if sums[1] is None else sums[1])), *caches, angles,
+        rows.positions, rows.slots, *gains, num_rows,
         HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads, D=head_dim, BLOCK_R=block_r, NORM=norms is not None,
-        ROTARY=rotary_dim or head_dim,
+        ROTARY=rotary_dim or head_dim, SPLITS=0 if sums is None else len(sums[0]),
+        BIAS=sums is not None and sums[1] is not None,
         num_warps=1 if block_r == 1 else 4, **pdl_options(),
     )  # fmt: skip

@@ -74,6 +74,9 @@ class Workspace:
     layer_fused: tuple[LayerFusedWorkspace, ...] = ()  # one per 32 rows of the layer-fused path
     chunks: tuple[Workspace, ...] = ()  # of the batch-invariant path: views of this workspace
     sparse: SparseWorkspace | None = None  # of layers with routed experts
+    uses_library: bool = False  # cuBLAS multiplies
+    is_round: bool = False  # of `round_linears.py`
+    has_single_rows: bool = False  # row i is all of sequence i
 
     @property
     def input_scale(self) -> float:
@@ -113,7 +116,8 @@ class Workspace:
         partials = PartialSums.allocate(num_floats, device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim, dtype), rows(config.ffn_dim, input_dtype)
         ready = torch.zeros(config.num_layers, 4, _MAX_RANK // 16 + 1, dtype=torch.int32, device=device)
-        return cls(rows(config.dim, dtype), qkv, ffn, steps(config.ffn_dim // 64), attend, ax, ready, scaled, partials)
+        x, ffn_steps, uses_library = rows(config.dim, dtype), steps(config.ffn_dim // 64), num_rows > SMALL_BATCH_ROWS
+        return cls(x, qkv, ffn, ffn_steps, attend, ax, ready, scaled, partials, uses_library=uses_library)
 
     def with_x(self, x: Tensor) -> Workspace:
         """The same workspace with its residual stream in the first rows of `x`."""
@@ -131,7 +135,7 @@ class Workspace:
             made.append(
                 replace(own, x=x, qkv=qkv, ffn=ffn, scaled=NormInput(y, own.scaled.squares), partials=self.partials)
             )
-        return replace(self, chunks=tuple(made))
+        return replace(self, chunks=tuple(made), uses_library=False)
 
 
 def partial_floats(config: ModelConfig, num_rows: int) -> int:
