@@ -56,10 +56,10 @@ def decode_shape(
 
 @dataclass(frozen=True, slots=True)
 class RawQkv:
-    """Rows before bias, head norms, RoPE and cache write."""
+    """Rows before head norms, RoPE and cache write."""
 
-    sums: Tensor  # (splits, rows, outputs) fp32
-    bias: Tensor | None
+    sums: Tensor  # (splits, rows, outputs) fp32, or (1, rows, outputs) of any dtype
+    bias: Tensor | None  # that is not in the sums
     angles: Tensor  # `rope_kernel.angle_table`, of a full rotation
     slots: Tensor  # cache slot of each row, or -1
     norms: HeadNorms | None = None
@@ -89,7 +89,8 @@ def _rotated_heads(
     i = tl.arange(0, D // 2)
     at = ((row.to(tl.int64) * ALL_HEADS + head) * D)[:, None] + i[None, :]
     mask = is_row[:, None]
-    left, right = tl.load(sums + at, mask=mask, other=0.0), tl.load(sums + at + D // 2, mask=mask, other=0.0)
+    left = tl.load(sums + at, mask=mask, other=0.0).to(tl.float32)
+    right = tl.load(sums + at + D // 2, mask=mask, other=0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
         plane = at + split * num_rows.to(tl.int64) * (ALL_HEADS * D)
         left += tl.load(sums + plane, mask=mask, other=0.0)
@@ -115,7 +116,7 @@ def _value(
     """A value head (D,) from the sums of the splits of qkv."""
     d = tl.arange(0, D)
     at = (row.to(tl.int64) * ALL_HEADS + head) * D + d
-    total = tl.load(sums + at)
+    total = tl.load(sums + at).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
         total += tl.load(sums + split * num_rows.to(tl.int64) * (ALL_HEADS * D) + at)
     if BIAS:

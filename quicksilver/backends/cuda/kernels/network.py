@@ -183,8 +183,8 @@ class CudaNetwork:
         if is_round:
             partials = PartialSums.allocate(sums_size(self.weights, num_rows), workspace.x.device)
             workspace = replace(workspace, partials=partials)
-        has_single_rows = sequences.rows_each == 1
-        return replace(workspace, uses_library=uses_library, is_round=is_round, has_single_rows=has_single_rows)
+        fuses_rope = shape is not None and sequences.rows_each == 1 and config.rotary_dim == config.head_dim
+        return replace(workspace, uses_library=uses_library, is_round=is_round, fuses_rope=fuses_rope)
 
     def run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
         """-> `workspace.x`, the residual stream before the final norm. `is_gated`: canvas rows use the adapter;
@@ -338,22 +338,24 @@ class CudaNetwork:
         norm_rows(x, layers[0].attn_norm.gain, layers[0].attn_norm.eps, normed)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            attended = self._attend_sums(index, linear_sums(normed, layer.qkv, sums), rows, workspace)
+            projected = linear_sums(normed, layer.qkv, sums)
+            attended = self._attend_raw(index, projected, layer.qkv.bias, rows, workspace)
             add_norm(linear_sums(attended, layer.o, sums), x, layer.ffn_norm, normed)
             hidden = linear_swiglu_tiles(normed, layer.gate_up, workspace.ffn)
             add_norm(linear_sums(hidden, layer.down, sums), x, next_norm, normed)
         return x
 
-    def _attend_sums(self, index: int, sums: Tensor, rows: RowInputs, workspace: Workspace) -> Tensor:
-        """Attention of rows whose qkv are sums of splits, and the write of their KV."""
-        layer, attend, head_dim = self.weights.layers[index], workspace.attend, self.config.head_dim
-        is_full = self.config.rotary_dim in (0, head_dim)
-        if not (is_full and attend.shape.is_decode and workspace.has_single_rows):
-            self._rotate_and_write(index, workspace.qkv, rows, (sums, layer.qkv.bias))
-            return self._attend(index, workspace.qkv, rows, workspace)
-        raw = RawQkv(sums, layer.qkv.bias, self.angles, rows.where.slots, layer.head_norms)
-        heads, caches = workspace.qkv.view(len(workspace.qkv), -1, head_dim), (self.cache.k[index], self.cache.v[index])
-        return attend_decode(heads, caches, rows.tables, attend, raw)
+    def _attend_raw(
+        self, index: int, sums: Tensor, bias: Tensor | None, rows: RowInputs, workspace: Workspace
+    ) -> Tensor:
+        """Attention of rows whose qkv are sums of splits (splits, rows, outputs), and the write of their KV."""
+        norms, qkv = self.weights.layers[index].head_norms, workspace.qkv
+        if not workspace.fuses_rope:
+            self._rotate_and_write(index, qkv, rows, (sums, bias))
+            return self._attend(index, qkv, rows, workspace)
+        raw = RawQkv(sums, bias, self.angles, rows.where.slots, norms)
+        heads, caches = qkv.view(len(qkv), -1, self.config.head_dim), (self.cache.k[index], self.cache.v[index])
+        return attend_decode(heads, caches, rows.tables, workspace.attend, raw)
 
     def _large_layer(
         self, index: int, layer: LayerWeights, rows: RowInputs, workspace: Workspace, is_gated: bool
@@ -371,8 +373,11 @@ class CudaNetwork:
         x, norm = workspace.x, layer.attn_norm
         normed = norm_rows(x, norm.gain, norm.eps, torch.empty_like(x))
         qkv = adapted("qkv", normed, _linear(normed, layer.qkv))
-        self._rotate_and_write(index, qkv, rows)
-        attended = self._attend(index, qkv, rows, workspace)
+        if workspace.fuses_rope:
+            attended = self._attend_raw(index, qkv[None], None, rows, workspace)
+        else:
+            self._rotate_and_write(index, qkv, rows)
+            attended = self._attend(index, qkv, rows, workspace)
         adapted("o", attended, _add_linear(x, attended, layer.o))
         if layer.sparse is not None:
             self._run_experts(index, rows, workspace)

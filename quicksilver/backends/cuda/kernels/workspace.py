@@ -76,7 +76,7 @@ class Workspace:
     sparse: SparseWorkspace | None = None  # of layers with routed experts
     uses_library: bool = False  # cuBLAS multiplies
     is_round: bool = False  # of `round_linears.py`
-    has_single_rows: bool = False  # row i is all of sequence i
+    fuses_rope: bool = False  # attention rotates its rows, one for each sequence, and writes their KV
 
     @property
     def input_scale(self) -> float:

@@ -37,6 +37,10 @@ def test_a_round_of_many_sequences_equals_the_eager_network(config) -> None:  # 
     graph_checks.check_round_of_many(replace(config, **WIDTHS), 64, 20)
 
 
+def test_a_round_that_cublas_multiplies_equals_the_eager_network() -> None:
+    graph_checks.check_round_of_many(replace(TINIEST, **WIDTHS), 256, 5)
+
+
 @pytest.mark.parametrize(
     ("num_outputs", "depth", "splits"), [(2048, 1536, 4), (1536, 1536, 4), (1536, 8960, 5), (64, 64, 1), (576, 576, 5)]
 )
