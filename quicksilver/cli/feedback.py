@@ -15,7 +15,7 @@ from quicksilver.cli.account_names import find_id
 from quicksilver.cli.console import out
 from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import default_home
-from quicksilver.tuning.feedback import KINDS, forget_captures, kto_lines, read_reports, set_capture
+from quicksilver.tuning.feedback import KINDS, forget_captures, kto_lines, read_reports, set_capture, with_unchanged
 from quicksilver.tuning.proposing import MIN_LINES, Schedule, accept, set_schedule
 from quicksilver.tuning.proposing import propose as make_proposal
 
@@ -47,15 +47,19 @@ def capture(
 def export(
     target: Annotated[Path, typer.Argument(help="File to write, one JSON object per line.")],
     kto: Annotated[bool, typer.Option("--kto", help="Write lines for a KTO job, the only format.")] = True,
+    unchanged: Annotated[
+        float, typer.Option(min=0, max=1, help="Also learn the region without a rejected edit, with this weight.")
+    ] = 0.0,
     project: Project = "",
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
     """Write captured suggestions with their feedback as lines for `quicksilver tune --method kto`."""
     with _objects(project, database_url, pepper) as (objects, owner):
-        lines = list(kto_lines(objects, owner, read_reports(default_home(), objects)))
+        reported = kto_lines(objects, owner, read_reports(default_home(), objects))
+        lines = list(with_unchanged(reported, unchanged))
     target.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
-    accepted = sum(line["label"] for line in lines)
+    accepted = sum(line["source"] == "accept" for line in lines)
     out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", markup=False, soft_wrap=True)
 
 

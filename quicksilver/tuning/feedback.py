@@ -76,6 +76,17 @@ def kto_lines(objects: ObjectStore, owner: str, reports: Mapping[str, str]) -> I
     return (line for _, line in judged_captures(objects, owner, reports))
 
 
+def with_unchanged(lines: Iterable[dict[str, Any]], weight: float) -> Iterator[dict[str, Any]]:
+    """The lines, and after each rejected edit its region without a change, as a desirable answer of this weight."""
+    from quicksilver.editing.edit_request import parse_edit
+
+    for line in lines:
+        yield line
+        if weight and "edit" in line and not line["label"]:
+            region = parse_edit(line["edit"]).region
+            yield {**line, "answer": region, "label": True, "weight": weight * line["weight"], "source": "unchanged"}
+
+
 def judged_captures(
     objects: ObjectStore, owner: str, reports: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
