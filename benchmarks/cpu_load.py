@@ -47,14 +47,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(checkout: Path, model: str) -> Iterator[str]:
+def server(checkout: Path, model: str, *options: str, kept_log: Path | None = None) -> Iterator[str]:
     """A server of that checkout, on free ports."""
     port, admin_port = free_port(), free_port()
-    command = [sys.executable, "-c", SERVE, "serve", "--model", model]
+    command = [sys.executable, "-c", SERVE, "serve", "--model", model, *options]
     command += ["--port", str(port), "--admin-port", str(admin_port)]
     folders = os.pathsep.join(filter(None, [str(checkout), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": folders}
-    with tempfile.NamedTemporaryFile("w") as log:
+    with kept_log.open("w") if kept_log is not None else tempfile.NamedTemporaryFile("w") as log:
         process = subprocess.Popen(command, cwd=checkout, env=env, stdout=log, stderr=subprocess.STDOUT)
         try:
             wait_until_ready(process, f"http://127.0.0.1:{port}", Path(log.name))
