@@ -16,7 +16,7 @@ The path of a user, as in `feedback_kto.py`, with one server for all stages:
 The report has the base as it is served by default, the base with a threshold of its own (the highest that hides at most
 a share of its accepted edits of the validation requests), and the chosen model without and with its threshold.
 `--pack` writes the records that a run with the same numbers reads, so that little has to be copied to another machine.
-Every stage is kept in `--home`: the same command continues. With `--seconds` no further training begins after that time.
+Every stage is kept in `--home`: the same command continues. After `--seconds` no further training begins.
 """
 
 from __future__ import annotations
