@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.cascade_answers import evidence_of
+from benchmarks.cascade_answers import CascadeItem, evidence_of, is_well_formed, scored, value_of
 from benchmarks.hybrid_cascade import (
     Item,
+    Policy,
     cross_fitted,
     ends_of,
     escalations,
@@ -19,6 +20,8 @@ from benchmarks.hybrid_cascade import (
     outcomes,
     read_items,
 )
+from quicksilver.evals.tasks.gsm8k import WordProblem
+from quicksilver.evals.tasks.programs import Problem
 from quicksilver.server.hybrid.gate import Evidence
 
 
@@ -110,3 +113,56 @@ def test_the_evidence_of_a_reply(choice: dict[str, Any], values: tuple[float, fl
     found = evidence_of(reply)
     assert (found["mean_logprob"], found["min_logprob"]) == pytest.approx(values)
     assert (found["acceptance"], found["is_complete"]) == (0.75, False)
+
+
+def sized(chars: int, logprob: float = -0.5) -> Item:
+    evidence = Evidence(mean_logprob=logprob)
+    return Item((False, True), (10, 100), 5, evidence, sample_cost=20, agreement=0.5, chars=chars)
+
+
+def test_gates_with_several_bounds() -> None:
+    items = [sized(100, -0.1), sized(100, -0.5), sized(100, -2.0), sized(900, -0.5)]
+    assert Policy("band", (-1.0, -0.2)).escalates(items) == [False, True, False, True]
+    assert Policy("band-short", (-1.0, -0.2, 500)).escalates(items) == [False, True, False, False]
+    assert Policy("likely-short", (-0.2, 500)).escalates(items) == [False, True, True, False]
+    assert Policy("short", (500,)).escalates(items) == [True, True, True, False]
+    assert Policy("long", (500,)).escalates(items) == [False, False, False, True]
+    assert Policy("agreement", (0.6,)).escalates(items) == [True] * 4
+
+
+def test_a_rule_about_the_message_does_not_ask_the_small_model() -> None:
+    assert outcomes([sized(100)], "short", [True])[0, 1] == 100
+    assert outcomes([sized(100)], "mean_logprob", [True])[0, 1] == 110
+    assert outcomes([sized(100)], "agreement", [True])[0, 1] == 130
+
+
+def test_the_gate_is_chosen_without_the_items_that_it_decides() -> None:
+    result = cross_fitted([SURE, SURE, UNSURE, UNSURE] * 10, "chosen", 4)
+    assert (result.accuracy, result.escalated) == (1.0, 0.5)
+    assert set(result.gates) <= {"mean_logprob", "min_logprob", "likely-short"}
+
+
+def test_the_linear_gate_separates_what_can_be_separated() -> None:
+    assert cross_fitted([SURE, SURE, UNSURE, UNSURE] * 10, "fitted").accuracy == 1.0
+
+
+PROGRAM = CascadeItem("mbpp", 0, "message", Problem("", "", "f", "assert f(1) == 2"))
+SUM = CascadeItem("gsm8k", 0, "message", WordProblem("", 5.0))
+
+
+def test_a_program_is_well_formed_if_it_defines_the_function() -> None:
+    assert is_well_formed(PROGRAM, "```python\ndef f(x):\n    return x\n```")
+    assert not is_well_formed(PROGRAM, "```python\ndef g(x):\n    return x\n```")
+    assert not is_well_formed(PROGRAM, "```python\ndef f(x:\n```")
+    assert (is_well_formed(SUM, "it is 5"), is_well_formed(SUM, "none")) == (True, False)
+
+
+def test_answers_agree_by_number_and_by_program() -> None:
+    assert value_of(SUM, "2 + 3 = 1,005.0") == 1005
+    assert value_of(PROGRAM, "def f(x):  # one\n    return x") == value_of(PROGRAM, "def f( x ):\n  return x")
+
+
+def test_answers_are_scored_afterwards() -> None:
+    row = {"task": "gsm8k", "index": 0, "answers": ["so 5", "so 6"], "samples": ["5", "7"]}
+    found = scored(row, SUM)
+    assert (found["right"], found["agreement"], found["chars"]) == ([True, False], 0.5, 7)

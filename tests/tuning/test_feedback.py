@@ -17,6 +17,7 @@ from quicksilver.tuning.feedback import (
     kto_lines,
     read_reports,
     set_capture,
+    with_unchanged,
 )
 
 
@@ -45,6 +46,22 @@ def test_reported_suggestions_become_lines(objects: ObjectStore, tmp_path: Path)
     found = [(line["prompt"], line["label"], line["weight"], line["source"]) for line in lines]
     assert found == [("p0", True, 1.0, "accept"), ("p1", False, 0.3, "ignore"), ("p2", False, 1.0, "reject")]
     assert list(kto_lines(objects, "another", read_reports(tmp_path))) == []
+
+
+EDIT = "<|current_file_content|>\n<|code_to_edit|>\na = <|cursor|>1\n<|/code_to_edit|>\n<|/current_file_content|>\n"
+
+
+def test_the_region_without_a_rejected_edit_is_desirable() -> None:
+    edit = {"edit": EDIT, "answer": "a = 2"}
+    lines = [
+        {**edit, "label": True, "weight": 1.0, "source": "accept"},
+        {**edit, "label": False, "weight": 0.3, "source": "ignore"},
+        {"prompt": "p", "suffix": "", "completion": "c", "label": False, "weight": 1.0, "source": "reject"},
+    ]
+    found = list(with_unchanged(lines, 0.5))
+    assert [found[0], found[1], found[3]] == lines
+    assert found[2] == {"edit": EDIT, "answer": "a = 1", "label": True, "weight": 0.15, "source": "unchanged"}
+    assert list(with_unchanged(lines, 0.0)) == lines
 
 
 def test_captures_are_deleted(objects: ObjectStore) -> None:
