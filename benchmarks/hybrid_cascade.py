@@ -210,7 +210,7 @@ def candidates(items: Sequence[Item], gate: str) -> list[tuple[float, ...]]:
     shares = np.linspace(0, 1, NUM_QUANTILES)
     logprobs = [-1e9, *np.quantile([item.evidence.mean_logprob or 0.0 for item in items], shares).tolist(), 1e-9]
     chars = np.quantile([item.chars for item in items], shares).tolist()
-    bands = [(low, high) for low in logprobs for high in logprobs if low < high]
+    bands: list[tuple[float, ...]] = [(low, high) for low in logprobs for high in logprobs if low < high]
     if gate in ("short", "long"):
         return [(each,) for each in (-1.0, *chars, 1e9)]
     if gate == "agreement":

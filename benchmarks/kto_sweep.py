@@ -163,7 +163,7 @@ def accepted_change(before: Sequence[Asked], after: Sequence[Asked], seed: int =
 
 
 def least_accepted(base: Sequence[Asked], margin: float) -> int:
-    return math.ceil(figures(base)["accepted"] * (1 + margin) - 1e-9)
+    return math.ceil(int(figures(base)["accepted"]) * (1 + margin) - 1e-9)
 
 
 def chosen_of(base: Sequence[Asked], tuned: dict[str, Sequence[Asked]], margin: float) -> tuple[dict[str, Any], str]:
@@ -204,6 +204,14 @@ class Sweep:
             ]
             for name, records in records_of(self._given.edits).items()
         }
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every answer of the report is kept, also if the store of the tuned models is not."""
+        if not all(self._answers_path("base", on).exists() for on in ("validation", "holdout")):
+            return False
+        names = [each.name for each in self._settings if self._answers_path(each.name, "validation").exists()]
+        return bool(names) and self._answers_path(self.choice()["chosen"], "holdout").exists()
 
     def run(self) -> None:
         say(", ".join(f"{name} {len(requests)} requests" for name, requests in self._requests.items()))
@@ -401,7 +409,8 @@ def main() -> None:
             (home / "models").symlink_to(models)
         os.environ["QUICKSILVER_HOME"] = str(home)
         sweep = Sweep(given, home)
-        sweep.run()
+        if not sweep.is_answered:
+            sweep.run()
         results = sweep.report()
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     hardware = {"cores": os.cpu_count(), "torch": torch.__version__, **gpu}
