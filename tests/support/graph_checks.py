@@ -19,8 +19,9 @@ from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor, GraphVariant
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
-from quicksilver.backends.cuda.kernels.network import MatmulMode, Sequences
+from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.kernels.round_linears import ROUND_ROWS
+from quicksilver.backends.cuda.kernels.wide_rounds import Sequences
 from quicksilver.backends.cuda.round_kernels import RoundState, accept_verified, store_draft
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas

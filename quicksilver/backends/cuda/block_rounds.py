@@ -40,7 +40,8 @@ from quicksilver.backends.cuda.buffers import (
 from quicksilver.backends.cuda.capture import capture
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.kernels.head import propose_rows
-from quicksilver.backends.cuda.kernels.network import MatmulMode, Sequences
+from quicksilver.backends.cuda.kernels.network import MatmulMode
+from quicksilver.backends.cuda.kernels.wide_rounds import Sequences
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_rounds, options_of
 from quicksilver.backends.progress import counted
 from quicksilver.core import DecoderName

@@ -18,7 +18,7 @@ from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
-from quicksilver.backends.cuda.kernels.network import Sequences
+from quicksilver.backends.cuda.kernels.wide_rounds import Sequences
 from quicksilver.backends.cuda.kernels.workspace import Workspace
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.trees import tree_slot_table

@@ -149,6 +149,73 @@ def _merged(
 
 
 @triton.jit
+def _write_newest(
+    sums, bias, row, kv_head, slot, cos, sin, gain, eps, num_rows, k_cache, v_cache,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """Write the key and value of a row to the cache."""
+    ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
+    dtype: tl.constexpr = k_cache.dtype.element_ty
+    one, d = tl.arange(0, 1), tl.arange(0, D)
+    key = _rotated_heads(
+        sums, bias, row + one, HEADS + kv_head + one, one >= 0, cos, sin, gain, eps, num_rows, dtype,
+        ALL_HEADS, D, SPLITS, BIAS, NORM,
+    )  # fmt: skip
+    value = _value(sums, bias, row, HEADS + KV_HEADS + kv_head, num_rows, dtype, ALL_HEADS, D, SPLITS, BIAS)
+    at = (slot * KV_HEADS + kv_head) * D
+    tl.store(k_cache + at + one[:, None] + d[None, :], key)
+    tl.store(v_cache + at + d, value)
+    tl.debug_barrier()  # this program reads them next
+
+
+@triton.jit
+def _raw_query(
+    sums, bias, angles, slots, q_gain, k_gain, eps, row, head, is_row, first, kv_head, num_keys, is_last, num_rows,
+    k_cache, v_cache,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+):  # fmt: skip
+    """The queries of row `first`, whose last key is at `num_keys` - 1; the program of the last keys also writes it."""
+    angle = angles + (num_keys - 1).to(tl.int64) * D + tl.arange(0, D // 2)
+    cos, sin = tl.load(angle), tl.load(angle + D // 2)
+    slot = tl.load(slots + first).to(tl.int64)
+    if is_last & (slot >= 0):
+        _write_newest(
+            sums, bias, first, kv_head, slot, cos, sin, k_gain, eps, num_rows, k_cache, v_cache,
+            HEADS, KV_HEADS, D, SPLITS, BIAS, NORM,
+        )  # fmt: skip
+    return _rotated_heads(
+        sums, bias, row, head, is_row, cos, sin, q_gain, eps, num_rows, k_cache.dtype.element_ty,
+        HEADS + 2 * KV_HEADS, D, SPLITS, BIAS, NORM,
+    )  # fmt: skip
+
+
+@triton.jit
+def _finish(
+    acc, top, total, split, used, counter, out, steps, part_acc, part_top, part_total, row, head, is_row, num_rows,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, INPUT_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
+):  # fmt: skip
+    """Store the result of a tile with one split, or that of a split; the last of these merges them."""
+    d, at_head = tl.arange(0, D), row.to(tl.int64) * HEADS + head
+    if used == 1:
+        y = acc / tl.where(total > 0, total, 1.0)[:, None]
+        _store(out, steps, y, at_head, row, head, d, is_row, num_rows, D, INPUT_SCALE, FP8)
+    elif SPLITS > 1:
+        part_stride = num_rows * HEADS
+        at_part = split * part_stride + at_head
+        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+        tl.store(part_top + at_part, top, mask=is_row)
+        tl.store(part_total + at_part, total, mask=is_row)
+        tl.debug_barrier()  # all threads have stored before one thread signals
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
+            y = _merged(part_acc, part_top, part_total, at_head, d, is_row, used, part_stride, BLOCK_M, D)
+            _store(out, steps, y, at_head, row, head, d, is_row, num_rows, D, INPUT_SCALE, FP8)
+            tl.store(counter, 0)  # for the next launch
+
+
+@triton.jit
 def _decode_kernel(
     q, k, v, k_cache, v_cache, out, steps, part_acc, part_top, part_total, arrived,
     prefix_end, span_start, span_end, tiles, pages, sums, bias, angles, slots, q_gain, k_gain, head_eps,
@@ -168,8 +235,6 @@ def _decode_kernel(
     row, head = first + m // GROUP, kv_head * GROUP + m % GROUP
     is_row = (row < end) & (m < (BLOCK_M // GROUP) * GROUP)
     visible_end = tl.load(prefix_end + row, mask=is_row, other=0)
-    from_row = tl.load(span_start + row, mask=is_row, other=0)
-    to_row = tl.load(span_end + row, mask=is_row, other=0)
     longest = tl.max(visible_end, 0)
     num_blocks = tl.cdiv(longest, BLOCK_N)
     # Blocks of each split, and the splits that have blocks.
@@ -185,30 +250,11 @@ def _decode_kernel(
             q_at = row.to(tl.int64)[:, None] * row_stride + (head * D)[:, None] + d[None, :]
             q_tile = tl.load(q + q_at, mask=is_row[:, None], other=0.0)
         else:
-            ALL_HEADS: tl.constexpr = HEADS + 2 * KV_HEADS
-            dtype: tl.constexpr = k_cache.dtype.element_ty
-            angle = angles + (longest - 1).to(tl.int64) * D + tl.arange(0, D // 2)
-            cos, sin = tl.load(angle), tl.load(angle + D // 2)
-            q_tile = _rotated_heads(
-                sums, bias, row, head, is_row, cos, sin, q_gain, head_eps, num_rows, dtype,
-                ALL_HEADS, D, QKV_SPLITS, BIAS, NORM,
+            q_tile = _raw_query(
+                sums, bias, angles, slots, q_gain, k_gain, head_eps, row, head, is_row, first, kv_head, longest,
+                split == used - 1, num_rows, k_cache, v_cache, HEADS, KV_HEADS, D, QKV_SPLITS, BIAS, NORM,
             )  # fmt: skip
-            slot = tl.load(slots + first).to(tl.int64)
-            if (split == used - 1) & (slot >= 0):
-                one = tl.arange(0, 1)
-                key = _rotated_heads(
-                    sums, bias, first + one, HEADS + kv_head + one, one >= 0, cos, sin, k_gain, head_eps, num_rows,
-                    dtype, ALL_HEADS, D, QKV_SPLITS, BIAS, NORM,
-                )  # fmt: skip
-                value = _value(
-                    sums, bias, first, HEADS + KV_HEADS + kv_head, num_rows, dtype, ALL_HEADS, D, QKV_SPLITS, BIAS
-                )
-                at_slot = (slot * KV_HEADS + kv_head) * D
-                tl.store(k_cache + at_slot + one[:, None] + d[None, :], key)
-                tl.store(v_cache + at_slot + d, value)
-                tl.debug_barrier()  # this program reads them below
-        top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
+        top, total = tl.full((BLOCK_M,), float("-inf"), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, D), tl.float32)
         begin = split * depth
         top, total, acc = accumulate_prefix(
@@ -217,25 +263,15 @@ def _decode_kernel(
         )  # fmt: skip
         if QKV_SPLITS == 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
             if split == used - 1:
+                from_row = tl.load(span_start + row, mask=is_row, other=0)
+                to_row = tl.load(span_end + row, mask=is_row, other=0)
                 top, total, acc = accumulate_span(
                     q_tile, kv_head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
                 )
-        at_head = row.to(tl.int64) * HEADS + head
-        if used == 1:
-            y = acc / tl.where(total > 0, total, 1.0)[:, None]
-            _store(out, steps, y, at_head, row, head, d, is_row, num_rows, D, INPUT_SCALE, FP8)
-        elif SPLITS > 1:
-            part_stride = num_rows * HEADS
-            at_part = split * part_stride + at_head
-            tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
-            tl.store(part_top + at_part, top, mask=is_row)
-            tl.store(part_total + at_part, total, mask=is_row)
-            tl.debug_barrier()  # all threads have stored before one thread signals
-            counter = arrived + first * KV_HEADS + kv_head
-            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
-                y = _merged(part_acc, part_top, part_total, at_head, d, is_row, used, part_stride, BLOCK_M, D)
-                _store(out, steps, y, at_head, row, head, d, is_row, num_rows, D, INPUT_SCALE, FP8)
-                tl.store(counter, 0)  # for the next launch
+        _finish(
+            acc, top, total, split, used, arrived + first * KV_HEADS + kv_head, out, steps, part_acc, part_top,
+            part_total, row, head, is_row, num_rows, HEADS, D, BLOCK_M, SPLITS, INPUT_SCALE, FP8,
+        )  # fmt: skip
 
 
 def attend_decode(

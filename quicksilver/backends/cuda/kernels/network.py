@@ -14,16 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 from itertools import repeat
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.attention import AttentionShape, attend_paged
-from quicksilver.backends.cuda.kernels.decode_attention import RawQkv, attend_decode, decode_shape
+from quicksilver.backends.cuda.kernels.attention import AttentionShape
 from quicksilver.backends.cuda.kernels.fp8 import ActivationFormat, supports_fp8_activations
 from quicksilver.backends.cuda.kernels.int4_dequantise import dequantise_weight
 from quicksilver.backends.cuda.kernels.launch import pdl_launches
+from quicksilver.backends.cuda.kernels.layer_attention import LayerAttention
 from quicksilver.backends.cuda.kernels.layer_fused import (
     LayerFusedBuffers,
     LayerFusedWeights,
@@ -40,14 +39,6 @@ from quicksilver.backends.cuda.kernels.linears import (
     linear_qkv,
     linear_swiglu,
 )
-from quicksilver.backends.cuda.kernels.rope_kernel import rotate_and_write
-from quicksilver.backends.cuda.kernels.round_linears import (
-    add_norm,
-    can_run_round_linears,
-    linear_sums,
-    linear_swiglu_tiles,
-    sums_size,
-)
 from quicksilver.backends.cuda.kernels.router import UsedRows
 from quicksilver.backends.cuda.kernels.row_kernels import (
     embed,
@@ -59,6 +50,7 @@ from quicksilver.backends.cuda.kernels.row_kernels import (
 from quicksilver.backends.cuda.kernels.sparse import SparseWorkspace, add_sparse, run_sparse
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums
 from quicksilver.backends.cuda.kernels.weights import LayerWeights, LoraPair, NetworkWeights
+from quicksilver.backends.cuda.kernels.wide_rounds import Sequences, is_wide, run_round, wide_workspace
 from quicksilver.backends.cuda.kernels.workspace import (
     CHUNK_ROWS,
     QUANTISED_CHUNK_ROWS,
@@ -85,20 +77,11 @@ class MatmulMode(StrEnum):
 # Switches of optional paths. `benchmarks/gpu_setup.py` changes them.
 # Everything between two attentions in one launch.
 USE_LAYER_FUSED = True
-# Sequences of the smallest round with kernels of its own.
-MIN_WIDE_SEQUENCES = 16
 # Weight bytes, including the head, of the largest model that uses PDL. In larger models an early launch takes resources
 # from the loading of weights.
 PDL_MAX_BYTES = 8_000_000_000
 # Weight bytes, including the head, of the largest model whose forwards are bound by launches rather than by loading.
 SMALL_MODEL_BYTES = 500_000_000
-
-
-class Sequences(NamedTuple):
-    """The sequences of a round, and the most rows that one of them has."""
-
-    number: int
-    rows_each: int
 
 
 class CudaNetwork:
@@ -108,7 +91,7 @@ class CudaNetwork:
         self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor, matmul_mode: MatmulMode
     ) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
-        self.matmul_mode = matmul_mode
+        self.matmul_mode, self.attention = matmul_mode, LayerAttention(config, weights, cache, angles)
         self.is_small = weights.num_bytes <= SMALL_MODEL_BYTES
         can_fuse = (
             matmul_mode is MatmulMode.FASTEST and USE_LAYER_FUSED and can_run_layer_fused(config, weights, SPLITS)
@@ -139,8 +122,9 @@ class CudaNetwork:
 
     def workspace(self, num_rows: int, has_prompt: bool = False, sequences: Sequences | None = None) -> Workspace:
         """`sequences`: of a round; None for a forward of any rows."""
-        if sequences is not None and self._is_wide(num_rows, sequences):
-            return self._wide_workspace(num_rows, sequences)
+        if sequences is not None and self.matmul_mode is MatmulMode.FASTEST and is_wide(num_rows, sequences):
+            activations = None if num_rows > SMALL_BATCH_ROWS else self.activations
+            return wide_workspace(self.attention, num_rows, sequences, self.attention_shape(num_rows), activations)
         is_invariant = self.matmul_mode is MatmulMode.BATCH_INVARIANT and num_rows > SMALL_BATCH_ROWS
         activations = self.activations if is_invariant or num_rows <= SMALL_BATCH_ROWS else None
         if self.layer_fused is not None and self.is_layer_fused(num_rows, has_prompt):
@@ -164,28 +148,6 @@ class CudaNetwork:
             return replace(workspace, partials=partials).in_chunks(chunk, lambda: Workspace.allocate(*small))
         return workspace
 
-    def _is_wide(self, num_rows: int, sequences: Sequences) -> bool:
-        """Whether a round has kernels of its own. Those of few sequences have the numbers of ordinary forwards."""
-        is_large = num_rows > LAYER_FUSED_ROWS and sequences.number >= MIN_WIDE_SEQUENCES
-        return is_large and self.matmul_mode is MatmulMode.FASTEST
-
-    def _wide_workspace(self, num_rows: int, sequences: Sequences) -> Workspace:
-        config = self.config
-        shape = decode_shape(config.num_heads, config.num_kv_heads, config.head_dim, *sequences)
-        is_round = can_run_round_linears(self.weights, num_rows)
-        uses_library = num_rows > SMALL_BATCH_ROWS and not is_round
-        activations = None if num_rows > SMALL_BATCH_ROWS else self.activations
-        workspace = Workspace.allocate(
-            config, self.weights, num_rows, shape or self.attention_shape(num_rows), activations
-        )
-        if (sparse := self.weights.layers[-1].sparse) is not None:
-            workspace = replace(workspace, sparse=SparseWorkspace.allocate(sparse, num_rows, is_invariant=False))
-        if is_round:
-            partials = PartialSums.allocate(sums_size(self.weights, num_rows), workspace.x.device)
-            workspace = replace(workspace, partials=partials)
-        fuses_rope = shape is not None and sequences.rows_each == 1 and config.rotary_dim == config.head_dim
-        return replace(workspace, uses_library=uses_library, is_round=is_round, fuses_rope=fuses_rope)
-
     def run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
         """-> `workspace.x`, the residual stream before the final norm. `is_gated`: canvas rows use the adapter;
         otherwise no row does, and the gate is ignored."""
@@ -193,7 +155,9 @@ class CudaNetwork:
             with pdl_launches(True, is_early=True):
                 return self._run_layer_fused(self.layer_fused, rows, workspace, is_gated)
         with pdl_launches(self.uses_pdl):
-            return self._run_round(rows, workspace) if workspace.is_round else self._run(rows, workspace, is_gated)
+            if workspace.is_round:
+                return run_round(self.attention, rows, workspace)
+            return self._run(rows, workspace, is_gated)
 
     def _run_layer_fused(
         self, layer_fused: LayerFusedWeights, rows: RowInputs, workspace: Workspace, is_gated: bool
@@ -215,7 +179,7 @@ class CudaNetwork:
         has_term = is_gated and layer_fused.rank > 0
         for index in range(-1, self.config.num_layers):
             if index >= 0:
-                self._small_attend(index, rows, workspace, merges=False)
+                self.attention.attend(index, workspace.qkv, rows, workspace, merges=False)
             for chunk, layer_workspace in zip(chunks, workspace.layer_fused, strict=True):
                 layer_fused.launch(index, chunk, layer_workspace, has_term, uses_pdl=True)
         return workspace.x
@@ -241,7 +205,7 @@ class CudaNetwork:
             terms = _row_terms(rows, index, "qkv", workspace.scaled.y, workspace.scaled.steps, chunk_rows)
             for (part, chunk), term in zip(chunks, terms, strict=False):
                 self._small_qkv(index, part, chunk, has_term, term)
-            attended = self._small_attend(index, rows, workspace)
+            attended = self.attention.attend(index, workspace.qkv, rows, workspace)
             self._small_rest(index, next_norm, (rows, workspace, attended), chunks, has_term)
             if layers[index].sparse is not None:
                 squares = None if workspace.chunks else workspace.scaled.squares
@@ -282,9 +246,6 @@ class CudaNetwork:
         epilogue = QkvEpilogue(rows.where, self.angles, caches, layer.head_norms, self.config.rotary_dim)
         linear_qkv(workspace.scaled, layer.attn_norm, layer.qkv, qkv, epilogue, extras)
 
-    def _small_attend(self, index: int, rows: RowInputs, workspace: Workspace, merges: bool = True) -> Tensor:
-        return self._attend(index, workspace.qkv, rows, workspace, merges)
-
     def _small_rest(
         self,
         index: int,
@@ -315,48 +276,6 @@ class CudaNetwork:
         for chunk, hidden, extras in inputs("dn", workspace.ffn, workspace.ffn_steps):
             linear_add(hidden, layer.down, chunk.x, (next_norm, chunk.scaled), extras)
 
-    def _attend(self, index: int, qkv: Tensor, rows: RowInputs, workspace: Workspace, merges: bool = True) -> Tensor:
-        """Attention of rotated rows whose KV is written."""
-        heads, caches = qkv.view(len(qkv), -1, self.config.head_dim), (self.cache.k[index], self.cache.v[index])
-        attend = workspace.attend
-        if attend.shape.is_decode:
-            return attend_decode(heads, caches, rows.tables, attend)
-        return attend_paged(heads, caches, rows.tables, attend.shape, attend, merges)
-
-    def _rotate_and_write(
-        self, index: int, qkv: Tensor, rows: RowInputs, sums: tuple[Tensor, Tensor | None] | None = None
-    ) -> None:
-        config, caches = self.config, (self.cache.k[index], self.cache.v[index])
-        norms = self.weights.layers[index].head_norms
-        heads = qkv.view(len(qkv), -1, config.head_dim)
-        rotate_and_write(heads, caches, rows.where, self.angles, norms, config.rotary_dim, sums)
-
-    def _run_round(self, rows: RowInputs, workspace: Workspace) -> Tensor:
-        """A round of many sequences; see `round_linears.py`."""
-        layers, x, normed, sums = self.weights.layers, workspace.x, workspace.scaled.y, workspace.partials.sums
-        embed(self.weights.tokens, None, rows.token_ids, rows.mask_index, x)
-        norm_rows(x, layers[0].attn_norm.gain, layers[0].attn_norm.eps, normed)
-        next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
-        for index, (layer, next_norm) in enumerate(zip(layers, next_norms, strict=True)):
-            projected = linear_sums(normed, layer.qkv, sums)
-            attended = self._attend_raw(index, projected, layer.qkv.bias, rows, workspace)
-            add_norm(linear_sums(attended, layer.o, sums), x, layer.ffn_norm, normed)
-            hidden = linear_swiglu_tiles(normed, layer.gate_up, workspace.ffn)
-            add_norm(linear_sums(hidden, layer.down, sums), x, next_norm, normed)
-        return x
-
-    def _attend_raw(
-        self, index: int, sums: Tensor, bias: Tensor | None, rows: RowInputs, workspace: Workspace
-    ) -> Tensor:
-        """Attention of rows whose qkv are sums of splits (splits, rows, outputs), and the write of their KV."""
-        norms, qkv = self.weights.layers[index].head_norms, workspace.qkv
-        if not workspace.fuses_rope:
-            self._rotate_and_write(index, qkv, rows, (sums, bias))
-            return self._attend(index, qkv, rows, workspace)
-        raw = RawQkv(sums, bias, self.angles, rows.where.slots, norms)
-        heads, caches = qkv.view(len(qkv), -1, self.config.head_dim), (self.cache.k[index], self.cache.v[index])
-        return attend_decode(heads, caches, rows.tables, workspace.attend, raw)
-
     def _large_layer(
         self, index: int, layer: LayerWeights, rows: RowInputs, workspace: Workspace, is_gated: bool
     ) -> None:
@@ -373,11 +292,7 @@ class CudaNetwork:
         x, norm = workspace.x, layer.attn_norm
         normed = norm_rows(x, norm.gain, norm.eps, torch.empty_like(x))
         qkv = adapted("qkv", normed, _linear(normed, layer.qkv))
-        if workspace.fuses_rope:
-            attended = self._attend_raw(index, qkv[None], None, rows, workspace)
-        else:
-            self._rotate_and_write(index, qkv, rows)
-            attended = self._attend(index, qkv, rows, workspace)
+        attended = self.attention.rotate_and_attend(index, qkv, rows, workspace)
         adapted("o", attended, _add_linear(x, attended, layer.o))
         if layer.sparse is not None:
             self._run_experts(index, rows, workspace)
