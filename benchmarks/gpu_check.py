@@ -30,11 +30,12 @@ from tests.support import (
     slot_checks,
     sparse_checks,
     tree_checks,
+    wide_round_checks,
 )
 
 MODULES = (
     kernel_checks, linear_checks, graph_checks, slot_checks, tree_checks, bias_checks, mask_checks, fp8_checks,
-    int4_checks, sparse_checks, adapter_checks, block_checks,
+    int4_checks, sparse_checks, adapter_checks, block_checks, wide_round_checks,
 )  # fmt: skip
 
 

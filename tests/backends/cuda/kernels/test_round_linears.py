@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quicksilver.backends.cuda.kernels.round_linears import num_splits
-from tests.support import graph_checks, linear_checks
+from tests.support import linear_checks, wide_round_checks
 from tests.support.graph_checks import TINIEST, TINIEST_PLAIN
 from tests.support.linear_checks import LayerShape
 
@@ -34,11 +34,11 @@ def test_sums_of_qkv_are_rotated_and_written(has_norms: bool, has_bias: bool) ->
 
 @pytest.mark.parametrize("config", [TINIEST, TINIEST_PLAIN, BIASED, PARTIAL], ids=["norms", "plain", "bias", "partial"])
 def test_a_round_of_many_sequences_equals_the_eager_network(config) -> None:  # type: ignore[no-untyped-def]
-    graph_checks.check_round_of_many(replace(config, **WIDTHS), 64, 20)
+    wide_round_checks.check_round_of_many(replace(config, **WIDTHS), 64, 20)
 
 
 def test_a_round_that_cublas_multiplies_equals_the_eager_network() -> None:
-    graph_checks.check_round_of_many(replace(TINIEST, **WIDTHS), 256, 5)
+    wide_round_checks.check_round_of_many(replace(TINIEST, **WIDTHS), 256, 5)
 
 
 @pytest.mark.parametrize(
