@@ -13,12 +13,12 @@ from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import Batch
 from quicksilver.backends.cuda.kernels.attention import RowTables, cut_tiles
 from quicksilver.backends.cuda.kernels.head import (
+    BLOCK_V,
     Bias,
     Draws,
     HeadRows,
     HeadWorkspace,
     read_results,
-    vocab_tile,
 )
 from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
@@ -146,7 +146,9 @@ class HeadBuffers:
     `bits` are the grammar bitmasks; None for rounds, which never run under a grammar.
     """
 
-    def __init__(self, num_rows: int, head: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> None:
+    def __init__(
+        self, num_rows: int, head: Tensor, dtype: torch.dtype, bits: Tensor | None = None, block_v: int = BLOCK_V
+    ) -> None:
         device, self.bits, is_pinned = head.device, bits, uses_pinned_memory()
         self.host_ints = torch.zeros(3, num_rows, dtype=torch.int32, pin_memory=is_pinned)
         self.host_seeds = torch.zeros(num_rows, dtype=torch.int64, pin_memory=is_pinned)
@@ -157,8 +159,8 @@ class HeadBuffers:
         self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
         self.temperature = self.host_temperature.to(device)
         self.draws = Draws(self.temperature, self.seeds, self.ints[1], self.ints[2])
-        self.workspace = HeadWorkspace.allocate(head, num_rows, dtype)
-        self.bias = BiasTable(num_rows, self.workspace.tiles.shape[1], vocab_tile(num_rows), device)
+        self.workspace = HeadWorkspace.allocate(head, num_rows, dtype, block_v)
+        self.bias = BiasTable(num_rows, self.workspace.tiles.shape[1], block_v, device)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=is_pinned)
         self._results_sent = StreamMarker(device)
 

@@ -17,7 +17,7 @@ from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, bucket_of
 from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.adapter_rows import AdapterTiles
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
-from quicksilver.backends.cuda.kernels.head import propose_rows
+from quicksilver.backends.cuda.kernels.head import BLOCK_V, WIDE_BLOCK_V, propose_rows
 from quicksilver.backends.cuda.kernels.wide_rounds import Sequences
 from quicksilver.backends.cuda.kernels.workspace import Workspace
 from quicksilver.backends.cuda.logit_bias import SamplingOptions
@@ -26,6 +26,10 @@ from quicksilver.core import DecodeParams
 
 if TYPE_CHECKING:
     from quicksilver.backends.cuda.graphs import GraphExecutor
+
+
+# Proposing rows from which on a batch of many sequences has wide vocabulary tiles.
+WIDE_HEAD_ROWS = 64
 
 
 class RoundForward:
@@ -44,7 +48,9 @@ class RoundForward:
         self.rows = RowBuffers(self.num_rows, len(tiles), pages, executor.cache.page_size, tree_slots)
         self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
         self.rows.device[3].fill_(-1)
-        self.head = HeadBuffers(self.num_heads, self.network.weights.head.w, self.network.input_dtype)
+        is_wide = self.workspace.attend.shape.is_decode and self.num_heads > WIDE_HEAD_ROWS
+        block_v = WIDE_BLOCK_V if is_wide else BLOCK_V
+        self.head = HeadBuffers(self.num_heads, self.network.weights.head.w, self.network.input_dtype, block_v=block_v)
         self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
         # Per sequence: the parameters that were written last.
         self._written: dict[int, tuple[object, ...]] = {}

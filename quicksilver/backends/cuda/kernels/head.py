@@ -26,9 +26,12 @@ from quicksilver.backends.cuda.kernels.launch import (
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.row_kernels import norm_rows
 
-# Tokens of a vocabulary tile, and those with more rows than `_FEW_ROWS`: fewer tiles read the rows again.
-BLOCK_V, _WIDE_BLOCK_V = 64, 128
-_FEW_ROWS = 64
+# Tokens of a vocabulary tile.
+BLOCK_V = 64
+# The same where many rows propose and no runners-up are needed: fewer tiles read the rows again.
+WIDE_BLOCK_V = 128
+# Rows of a tile at most.
+_BLOCK_M = 64
 # Runners-up per row: the second to the seventh best token.
 NUM_NEXT = 6
 
@@ -64,25 +67,22 @@ class HeadWorkspace:
     # (2 NUM_NEXT, rows) int32, optional: the next best tokens, or -1, and their probabilities as fp32 bits. Only the
     # best two tokens of a tile are considered, so a few may be missed.
     runners_up: Tensor | None = None
+    block_v: int = BLOCK_V  # tokens of a vocabulary tile
 
     @classmethod
-    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadWorkspace:
+    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype, block_v: int = BLOCK_V) -> HeadWorkspace:
         """For a head of (vocab, dim) and rows of `dtype`. With an fp8 head `dtype` is fp16, or fp8 if dim is a multiple
         of 128."""
         (vocab_size, dim), device = head.shape, head.device
         steps = torch.zeros(num_rows, device=device) if dtype.itemsize == 1 else None
-        tiles = torch.zeros((9, triton.cdiv(vocab_size, vocab_tile(num_rows)), num_rows), device=device)
+        tiles = torch.zeros((9, triton.cdiv(vocab_size, block_v), num_rows), device=device)
         normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
-        return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
+        results = torch.zeros((4, num_rows), dtype=torch.int32, device=device)
+        return cls(tiles, normed, results, steps, block_v=block_v)
 
     def with_results(self, results: Tensor, runners_up: Tensor | None = None) -> HeadWorkspace:
         """The same buffers with other results (4, rows)."""
         return replace(self, results=results, runners_up=runners_up)
-
-
-def vocab_tile(num_rows: int) -> int:
-    """Tokens of a vocabulary tile for this number of rows. Runners-up are needed for few rows, and a tile has two."""
-    return _WIDE_BLOCK_V if num_rows > _FEW_ROWS else BLOCK_V
 
 
 @triton.jit
@@ -262,8 +262,7 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, wor
     16."""
     vocab_size, k = weight.w.shape
     num_rows = len(rows.index)
-    block_v, is_wide = vocab_tile(num_rows), num_rows > _FEW_ROWS
-    block_m = min(num_rows, _FEW_ROWS)
+    block_m = min(num_rows, _BLOCK_M)
     draws, mask, bias = rows.draws, rows.bitmask, rows.bias
     drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
     num_tiles = workspace.tiles.shape[1]
@@ -276,10 +275,10 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, wor
         *((bias.ids, bias.values, bias.tiles) if bias else (rows.index,) * 3),
         mask if mask is not None else rows.index, *drawn, workspace.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
-        BLOCK_M=block_m, BLOCK_V=block_v, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
+        BLOCK_M=block_m, BLOCK_V=workspace.block_v, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
         SAMPLE=draws is not None, BIAS=len(bias.ids) if bias else 0, BITMASK=mask is not None,
         SCALE=weight.scale is not None, FP8=is_fp8, NEXT=workspace.runners_up is not None,
-        num_warps=4, num_stages=4 if is_wide else 6 // weight.w.element_size(), **pdl_options(),
+        num_warps=4, num_stages=4 if workspace.block_v > BLOCK_V else 6 // weight.w.element_size(), **pdl_options(),
     )  # fmt: skip
     _reduce_kernel[(num_rows,)](
         workspace.tiles,
