@@ -170,6 +170,24 @@ def forwards() -> str:
     return table(header, lines) + "\n\n" + source(report)
 
 
+def rounds() -> str:
+    """Rounds of the persistent batch, with their time before the newest change of their kernels where it is known."""
+    report = newest("gpu_rounds")
+    lines = [
+        (
+            r["model"],
+            str(r["slots"]),
+            f"{r['context']:,}",
+            f"{r['ms']:.2f}",
+            f"{r['slots'] / r['ms'] * 1e3:,.0f}",
+            f"{r['before_ms']:.2f}" if "before_ms" in r else "",
+        )
+        for r in report["rows"]
+    ]
+    header = ("model", "sequences", "cached tokens of each", "ms per round", "tokens/s", "ms before")
+    return table(header, lines) + "\n\n" + source(report)
+
+
 def sizes(model: str) -> float:
     return float(model[:-1]) * {"M": 1, "B": 1000}[model[-1]]
 
@@ -324,6 +342,7 @@ def main() -> int:
         "nano": domain_speeds(nano),
         "streams": streams(),
         "forwards": forwards(),
+        "rounds": rounds(),
         "prompts": prompts(),
         "cpu": cpu_decoders(),
         "cpu-streams": cpu_streams(),

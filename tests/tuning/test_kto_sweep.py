@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.edit_records import EditorRequest, message_of
 from benchmarks.feedback_kto import Asked
-from benchmarks.kto_sweep import Setting, accepted_change, chosen_of, shortened, with_threshold
+from benchmarks.kto_records import shortened
+from benchmarks.kto_sweep import Setting, accepted_change, chosen_of, with_threshold
 from quicksilver.training.proposals import EditPrompt, judged
 from tests.tuning.test_feedback_kto import RECORD
 

@@ -11,7 +11,8 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("module", "num_lines"), [("compile_for_hopper", 43), ("compile_gemma", 19), ("compile_in_threads", 1)]
+    ("module", "num_lines"),
+    [("compile_for_hopper", 43), ("compile_gemma", 19), ("compile_in_threads", 1), ("compile_wide_rounds", 8)],
 )
 def test_kernels_compile_for_hopper_without_a_gpu(module: str, num_lines: int) -> None:
     """In a separate process, because a process either interprets or compiles."""
