@@ -17,11 +17,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 80_700, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 80_750, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_800,
-    "backends": 13_860,
+    "backends": 13_900,
     "cli": 4_130,
     "cluster": 2_460,
     "constrain": 6_140,

@@ -26,6 +26,8 @@ from quicksilver.backends.cuda.kernels.weight_streaming import (
 )
 
 _INPUT_SCALE = tl.constexpr(INPUT_SCALE)
+# Halvings of a column of `_sum_columns`: blocks have at most 128 rows.
+_LEVELS = tl.constexpr(7)
 
 
 @triton.jit
@@ -36,9 +38,25 @@ def _angles(angles, position, i, D: tl.constexpr):
 
 
 @triton.jit
+def _sum_columns(x, ROWS: tl.constexpr, FIXED: tl.constexpr):
+    """Sums over axis 0 of x (ROWS, columns). With FIXED the order of additions does not follow from the layout, which
+    depends on the number of warps and so on the size of the batch."""
+    if not FIXED:
+        return tl.sum(x, 0)
+    COLUMNS: tl.constexpr = x.shape[1]
+    for level in tl.static_range(_LEVELS):
+        if ROWS >> (level + 1) > 0:
+            halves = tl.reshape(x, (2, ROWS >> (level + 1), COLUMNS))
+            first, second = tl.split(tl.permute(halves, (1, 2, 0)))
+            x = first + second
+    return tl.reshape(x, (COLUMNS,))
+
+
+@triton.jit
 def _finish_head(
     left, right, head, m, i, cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
     """Both halves of one head, (head_dim / 2, rows) each: norm, RoPE, store, and write keys and values to the cache."""
     left_i, right_i = head_halves(i, D, ROTARY)
@@ -46,7 +64,8 @@ def _finish_head(
     if not is_value:
         if NORM:
             gain = q_gain if head < HEADS else k_gain
-            inv_rms = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / D + head_eps)[None, :]
+            total = _sum_columns(left * left, D // 2, FIXED) + _sum_columns(right * right, D // 2, FIXED)
+            inv_rms = tl.rsqrt(total / D + head_eps)[None, :]
             left = left * inv_rms * tl.load(gain + left_i).to(tl.float32)[:, None]
             right = right * inv_rms * tl.load(gain + right_i).to(tl.float32)[:, None]
         left, right = left * cos - right * sin, right * cos + left * sin
@@ -129,6 +148,7 @@ def _finish_qkv(
     q_gain, k_gain, eps, head_eps, K,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     FP8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, ROTARY: tl.constexpr,
+    FIXED: tl.constexpr,
 ):  # fmt: skip
     left, right = _finish_pair(
         left, right, first, second, m, bias, scale, squares, eps, K, ROWS, TILES, BIAS, SCALE, FP8
@@ -138,7 +158,7 @@ def _finish_qkv(
     right = right.to(out.dtype.element_ty).to(tl.float32)
     _finish_head(
         left, right, head, m, tl.arange(0, BLOCK_N), cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
-        HEADS, KV_HEADS, 2 * BLOCK_N, NORM, ROTARY,
+        HEADS, KV_HEADS, 2 * BLOCK_N, NORM, ROTARY, FIXED,
     )  # fmt: skip
 
 
@@ -150,7 +170,7 @@ def qkv_kernel(
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     AX_SPLITS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
     LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    ROTARY: tl.constexpr, TERMS: tl.constexpr, PDL: tl.constexpr,
+    ROTARY: tl.constexpr, TERMS: tl.constexpr, FIXED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -165,10 +185,9 @@ def qkv_kernel(
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     left_i, right_i = head_halves(i, 2 * BLOCK_N, ROTARY)
     first, second = (head * (2 * BLOCK_N) + left_i).to(tl.int64), (head * (2 * BLOCK_N) + right_i).to(tl.int64)
-    begin = split * depth
+    begin, end = split * depth, tl.minimum(split * depth + depth, K)
     _prefetch_own(w, b, first, second, split, K, begin, RANK, LINES, PREFETCHES, PDL)
-    # Positions and slots were written before the previous kernel, so they are loaded before the wait if the rows that
-    # this program finishes are known. With PDL the latency of the position load is hidden too.
+    # Positions and slots were written before the previous kernel: loaded before the wait if the own rows are known.
     ROWS_KNOWN: tl.constexpr = SPLITS == 1 or ROWS == SLICE * FINISHERS
     if ROWS_KNOWN:
         own_rows = rows_to_reduce(split, ROWS, SPLITS, SLICE, FINISHERS)
@@ -176,7 +195,6 @@ def qkv_kernel(
         if PDL:
             cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     pdl_wait(PDL)
-    end = tl.minimum(begin + depth, K)
     left, right = matmul(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     pdl_launch(PDL)
     if ROWS_KNOWN and not PDL:
@@ -186,12 +204,13 @@ def qkv_kernel(
     )  # fmt: skip
     if SPLITS == 1:
         _finish_qkv(
-            left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
-            q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY,
+            left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache, q_gain,
+            k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY, FIXED,
         )  # fmt: skip
     else:
         from_slice, to_slice = store_partial(
-            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)  # fmt: skip
+            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS
+        )
         for index in tl.range(from_slice, to_slice, num_stages=1):
             n = index * SLICE + tl.arange(0, SLICE)
             if not ROWS_KNOWN:
@@ -200,7 +219,8 @@ def qkv_kernel(
             half, other = sum_partials(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
                 half, other, head, n, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
-                q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY,
+                q_gain, k_gain, eps, head_eps, K,
+                ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM, ROTARY, FIXED,
             )  # fmt: skip
         reset_counter(arrived, head, from_slice, to_slice, SPLITS, FINISHERS)
 
@@ -294,7 +314,7 @@ def add_kernel(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, AX_SPLITS: tl.constexpr, RANK: tl.constexpr,
     LINES: tl.constexpr, PREFETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    TERMS: tl.constexpr, PDL: tl.constexpr,
+    TERMS: tl.constexpr, FIXED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """stream += W x in place; also store the sum times the next norm's gain, and its sums of squares."""
     item = tl.program_id(0) - AX_SPLITS * (RANK // 16)
@@ -321,7 +341,8 @@ def add_kernel(
     )  # fmt: skip
     if SPLITS == 1:
         _finish_add(
-            a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE, FP8
+            a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N,
+            ROWS, BLOCK_N, SCALE, FP8, FIXED,
         )  # fmt: skip
     else:
         from_slice, to_slice = store_partial(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)
@@ -330,7 +351,7 @@ def add_kernel(
             half, other = sum_partials(sums, n, tile, ROWS, BLOCK_N, SPLITS)
             _finish_add(
                 half, other, tile, n, first, second, stream, y, y_steps, squares, gain, scale, K, N,
-                ROWS, BLOCK_N, SCALE, FP8,
+                ROWS, BLOCK_N, SCALE, FP8, FIXED,
             )  # fmt: skip
         reset_counter(arrived, tile, from_slice, to_slice, SPLITS, FINISHERS)
 
@@ -338,13 +359,14 @@ def add_kernel(
 @triton.jit
 def _finish_add(
     a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr, FIXED: tl.constexpr,
 ):  # fmt: skip
     a, c = _finish_pair(a, c, first, second, m, stream, scale, squares, 0.0, K, ROWS, 0, False, SCALE, FP8)
     at = m[None, :] * N + (tile * (2 * BLOCK_N) + tl.arange(0, BLOCK_N))[:, None]
     a = _add_half(a, stream, at)
     c = _add_half(c, stream, at + BLOCK_N)
-    tl.store(squares + tile * ROWS + m, tl.sum(a * a, 0) + tl.sum(c * c, 0))
+    total = _sum_columns(a * a, BLOCK_N, FIXED) + _sum_columns(c * c, BLOCK_N, FIXED)
+    tl.store(squares + tile * ROWS + m, total)
     a = a * tl.load(gain + first).to(tl.float32)[:, None]
     c = c * tl.load(gain + second).to(tl.float32)[:, None]
     if FP8:

@@ -107,6 +107,7 @@ class LinearExtras:
     term: LowRankTerm | None = None
     steps: Tensor | None = None
     row_terms: Tensor | None = None
+    is_invariant: bool = False  # one order of additions for any number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ def linear_qkv(
         *_adapter_args(extras, x.y), num_all, *epilogue.caches, epilogue.angles, epilogue.where.positions,
         epilogue.where.slots, *gains, norm.eps, epilogue.norms.eps if epilogue.norms else 0.0, k, tiling.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=epilogue.norms is not None, ROTARY=epilogue.rotary_dim or head_dim,
+        NORM=epilogue.norms is not None, ROTARY=epilogue.rotary_dim or head_dim, FIXED=extras.is_invariant,
         **_shape(tiling, rows, num_all, weight), **_adapter_shape(weight, extras), **pdl_options(),
     )  # fmt: skip
     return out
@@ -171,7 +172,7 @@ def linear_add(
         x, _steps(extras.steps, weight, x), weight.w, stream, scaled.y, _or_placeholder(scaled.steps, x),
         partials.sums, partials.arrived,
         scaled.squares, norm.gain, _or_placeholder(weight.scale, x),
-        *_adapter_args(extras, x), n // (2 * block_n), k, n, tiling.depth,
+        *_adapter_args(extras, x), n // (2 * block_n), k, n, tiling.depth, FIXED=extras.is_invariant,
         **_shape(tiling, rows, n // (2 * block_n), weight), **_adapter_shape(weight, extras), **pdl_options(),
     )  # fmt: skip
     return stream

@@ -108,6 +108,10 @@ class CudaNetwork:
             self.activations = ActivationFormat.FP8_STEPS if uses_fp8 else ActivationFormat.HALF
 
     @property
+    def _is_invariant(self) -> bool:
+        return self.matmul_mode is MatmulMode.BATCH_INVARIANT
+
+    @property
     def input_dtype(self) -> torch.dtype:
         """dtype of the inputs of small-batch linears and of the head."""
         return dtype_of(self.activations, self.weights.tokens.dtype)
@@ -125,7 +129,7 @@ class CudaNetwork:
         if sequences is not None and self.matmul_mode is MatmulMode.FASTEST and is_wide(num_rows, sequences):
             activations = None if num_rows > SMALL_BATCH_ROWS else self.activations
             return wide_workspace(self.attention, num_rows, sequences, self.attention_shape(num_rows), activations)
-        is_invariant = self.matmul_mode is MatmulMode.BATCH_INVARIANT and num_rows > SMALL_BATCH_ROWS
+        is_invariant = self._is_invariant and num_rows > SMALL_BATCH_ROWS
         activations = self.activations if is_invariant or num_rows <= SMALL_BATCH_ROWS else None
         if self.layer_fused is not None and self.is_layer_fused(num_rows, has_prompt):
             activations = None if activations is None else ActivationFormat.HALF
@@ -139,8 +143,8 @@ class CudaNetwork:
             )
         workspace = Workspace.allocate(self.config, self.weights, num_rows, self.attention_shape(num_rows), activations)
         if (sparse := self.weights.layers[-1].sparse) is not None:
-            is_low = self.matmul_mode is MatmulMode.BATCH_INVARIANT
-            workspace = replace(workspace, sparse=SparseWorkspace.allocate(sparse, num_rows, is_invariant=is_low))
+            experts = SparseWorkspace.allocate(sparse, num_rows, is_invariant=self._is_invariant)
+            workspace = replace(workspace, sparse=experts)
         if is_invariant:
             chunk = min(num_rows, CHUNK_ROWS if self.weights.head.scale is None else QUANTISED_CHUNK_ROWS)
             partials = PartialSums.allocate(partial_floats(self.config, chunk), workspace.x.device)
@@ -241,7 +245,7 @@ class CudaNetwork:
     ) -> None:
         layer, caches = self.weights.layers[index], (self.cache.k[index], self.cache.v[index])
         term = self._adapter_term(index, "qkv", rows, workspace, is_gated)
-        extras = LinearExtras(workspace.partials, term, row_terms=row_terms)
+        extras = LinearExtras(workspace.partials, term, row_terms=row_terms, is_invariant=self._is_invariant)
         qkv = workspace.qkv.view(len(workspace.qkv), -1, self.config.head_dim)
         epilogue = QkvEpilogue(rows.where, self.angles, caches, layer.head_norms, self.config.rotary_dim)
         linear_qkv(workspace.scaled, layer.attn_norm, layer.qkv, qkv, epilogue, extras)
@@ -264,7 +268,7 @@ class CudaNetwork:
             terms = _row_terms(rows, index, name, x, steps, size)
             for (part, chunk), own, term in zip(chunks, x.split(size), terms, strict=False):
                 low_rank = self._adapter_term(index, name, part, chunk, is_gated)
-                yield chunk, own, LinearExtras(chunk.partials, low_rank, steps, term)
+                yield chunk, own, LinearExtras(chunk.partials, low_rank, steps, term, self._is_invariant)
 
         for chunk, seen, extras in inputs("o", attended, workspace.attend.steps):
             linear_add(seen, layer.o, chunk.x, (layer.ffn_norm, chunk.scaled), extras)
