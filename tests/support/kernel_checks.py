@@ -315,6 +315,24 @@ def check_runners_up(seed: int, shape: tuple[int, int]) -> None:
         expect_close(chances[same], logits.softmax(1).gather(1, wanted[i + 1][:, None])[:, 0][same], 1e-3)
 
 
+def check_head_is_batch_invariant(shape: tuple[int, int], counts: tuple[int, ...], temperature: float) -> None:
+    """The first rows have the same token, confidence and entropy bits in batches of any size."""
+    torch.manual_seed(0)
+    place, (vocab, k) = here(), shape
+    hidden, w, gain = place.normal(max(counts), k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
+    found = []
+    for count in counts:
+        index = torch.arange(count, device=place.device).int()
+        heat = torch.full((count,), temperature, device=place.device)
+        draws = Draws(heat, index.long(), index, index) if temperature else None
+        workspace = HeadWorkspace.allocate(w, count, place.dtype)
+        results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), HeadRows(index, draws), workspace)
+        found.append(results[:, : min(counts)].clone())
+    for count, other in zip(counts[1:], found[1:], strict=True):
+        same = (other == found[0]).all(1).tolist()
+        assert all(same), f"{count} rows: token, confidence, entropy, is_finite are equal: {same}"
+
+
 def check_head_reports_non_finite() -> None:
     place, rows, k = here(), 16, 64
     hidden, w = place.normal(rows, k), place.normal(130, k)
@@ -353,3 +371,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         name = f"head rows={rows} temperature={heat} bitmask={mask}"
         yield name, lambda r=rows, t=heat, m=mask: check_head(0, (49152, 576), r, t, m)
     yield "head reports non-finite rows", check_head_reports_non_finite
+    for vocab, k in ((49152, 576), (500, 1280), (151936, 1536)):
+        for heat in (0.0, 0.8):
+            name = f"head is batch-invariant vocabulary={vocab} dim={k} temperature={heat}"
+            yield name, lambda v=vocab, d=k, t=heat: check_head_is_batch_invariant((v, d), (16, 32, 64, 128), t)
