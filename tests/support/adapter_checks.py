@@ -80,14 +80,14 @@ def check_adapter_network(
     plain = [convert(config, one, lambda pair: pair.to(place.device, place.dtype), place.device) for one in adapters]
     in_torch = _with_adapters(batch, plain, choice)
     found = model.norm(executor.launch(in_table)[: len(choice)]).clone()
-    eager = _eager(model, in_torch, caches[1])
+    eager = adapted_forward(model, in_torch, caches[1])
     if place.dtype is not torch.bfloat16:
         expect_close(found, eager, 1e-4)
         expect_close(caches[0].k, caches[1].k, 1e-4)
-        expect_close(_eager(model, in_table, caches[2]), eager, 1e-4)
+        expect_close(adapted_forward(model, in_table, caches[2]), eager, 1e-4)
     else:
         exact_cache = PagedCache(caches[2].k.float(), caches[2].v.float(), 16)
-        exact = _eager(copy.deepcopy(model).float(), in_torch, exact_cache)
+        exact = adapted_forward(copy.deepcopy(model).float(), in_torch, exact_cache)
         expect_close(found, exact, max(4e-2, 1.5 * relative_error(eager, exact)))
     base = model.norm(executor.launch(batch)[: len(choice)])
     assert relative_error(base, found) > 0.2, "the adapters change nothing"
@@ -125,7 +125,7 @@ def check_quantised_base(scheme: str, config: ModelConfig, tolerance: float) -> 
     choice = torch.arange(12) // 3 - 1
     found = model.norm(executor.launch(_with_adapters(batch, placed, choice))[:12]).clone()
     plain = [convert(config, one, lambda pair: pair.to(place.device), place.device) for one in adapters]
-    exact = _eager(ORACLES[scheme](model), _with_adapters(batch, plain, choice), before)
+    exact = adapted_forward(ORACLES[scheme](model), _with_adapters(batch, plain, choice), before)
     expect_close(found, exact, tolerance)
 
 
@@ -141,7 +141,8 @@ def _with_adapters(batch: Batch, adapters: list, choice: torch.Tensor) -> Batch:
     return replace(batch, row_adapters=tuple(AdapterRows(one, own) for one, own in rows if len(own)))
 
 
-def _eager(model: Transformer, batch: Batch, cache: PagedCache) -> torch.Tensor:
+def adapted_forward(model: Transformer, batch: Batch, cache: PagedCache) -> torch.Tensor:
+    """The eager forward of a batch with the adapters of its rows."""
     batch = batch.to(cache.k.device)
     x = model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
     is_canvas = batch.plan.is_canvas if batch.has_canvas else None

@@ -160,6 +160,9 @@ class CudaNetwork:
                 return self._run_layer_fused(self.layer_fused, rows, workspace, is_gated)
         with pdl_launches(self.uses_pdl):
             if workspace.is_round:
+                # Its kernels have no terms of adapters.
+                assert not is_gated
+                assert rows.adapters is None
                 return run_round(self.attention, rows, workspace)
             return self._run(rows, workspace, is_gated)
 

@@ -40,7 +40,8 @@ _PREFETCHED_LINES = 4
 def can_run_round_linears(weights: NetworkWeights, num_rows: int) -> bool:
     """Whether these kernels support the weights, the GPU and the number of rows."""
     tokens, first = weights.tokens, weights.layers[0]
-    if num_rows not in ROUND_ROWS or first.sparse is not None or first.qkv.scale is not None:
+    # Layers with routed experts may follow dense ones.
+    if num_rows not in ROUND_ROWS or weights.layers[-1].sparse is not None or first.qkv.scale is not None:
         return False
     if tokens.is_cuda and not (tokens.dtype == torch.bfloat16 and _has_tensor_memory_accelerator(tokens.device)):
         return False
