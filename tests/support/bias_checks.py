@@ -16,6 +16,7 @@ from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
 from quicksilver.backends.cuda.kernels.head import (
     BLOCK_V,
+    WIDE_BLOCK_V,
     Bias,
     Draws,
     HeadRows,
@@ -52,8 +53,8 @@ def biased_params(rng: random.Random, row: int, best: list[int], vocab: int) -> 
     return DecodeParams(banned_ids=(0,), logit_bias={vocab - 1: 7.25, best[0]: -100.0})
 
 
-def table_of(rows: int, vocab: int) -> BiasTable:
-    return BiasTable(rows, -(-vocab // BLOCK_V), BLOCK_V, torch.device(here().device))
+def table_of(rows: int, vocab: int, block_v: int = BLOCK_V) -> BiasTable:
+    return BiasTable(rows, -(-vocab // block_v), block_v, torch.device(here().device))
 
 
 def drawn(logits: Tensor, temperature: float) -> tuple[ProposalTensors, Draws | None]:
@@ -68,7 +69,7 @@ def drawn(logits: Tensor, temperature: float) -> tuple[ProposalTensors, Draws | 
     return wanted, Draws(heat, seeds, positions.int(), zeros.int()) if temperature else None
 
 
-def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature: float) -> None:
+def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature: float, block_v: int = BLOCK_V) -> None:
     """Token, confidence and entropy equal the sampler's on adjusted logits, for every kind of bias."""
     torch.manual_seed(seed)
     place, rng, (vocab, k) = here(), random.Random(seed), shape
@@ -76,7 +77,7 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     wide = hidden.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
     logits = normed.to(place.dtype).float() @ w.float().T
-    table = table_of(rows, vocab)
+    table = table_of(rows, vocab, block_v)
     for row, best in enumerate(logits.topk(8).indices.tolist()):
         params = biased_params(rng, row, best, vocab)
         process_logits(logits[row : row + 1], LogitContext(params, (), ()))
@@ -85,7 +86,8 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     wanted, draws = drawn(logits, temperature)
     index = torch.arange(rows, device=place.device).int()
     head_rows = HeadRows(index, draws, bias=Bias(table.ids, table.values, table.tiles))
-    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), head_rows, HeadWorkspace.allocate(w, rows, place.dtype))
+    workspace = HeadWorkspace.allocate(w, rows, place.dtype, block_v)
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), head_rows, workspace)
     token_ids = expect_proposals(results, wanted)
     assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a banned token was proposed"
 
@@ -253,6 +255,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for rows, heat in ((16, 0.0), (32, 0.8), (64, 0.8), (256, 0.0)):
         name = f"head with bias rows={rows} temperature={heat}"
         yield name, lambda r=rows, t=heat: check_biased_head(0, (49153, 576), r, t)
+    for rows, heat in ((128, 0.8), (256, 0.0)):
+        name = f"head with bias and wide tiles rows={rows} temperature={heat}"
+        yield name, lambda r=rows, t=heat: check_biased_head(0, (49153, 576), r, t, WIDE_BLOCK_V)
     for kind, config in (("small", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
         for lens, shape in (
             ([40], RoundShape(1, 1)),

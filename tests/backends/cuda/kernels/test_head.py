@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quicksilver.backends.cuda.kernels.head import WIDE_BLOCK_V
 from tests.support import bias_checks, mask_checks
 from tests.support import kernel_checks as checks
 
@@ -21,6 +22,11 @@ def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
 @pytest.mark.parametrize(("temperature", "rows"), [(0.0, 16), (0.8, 32)])
 def test_biased_head_equals_the_sampler_on_adjusted_logits(temperature: float, rows: int) -> None:
     bias_checks.check_biased_head(0, (150, 96), rows, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_biased_head_with_wide_vocabulary_tiles_equals_the_sampler(temperature: float) -> None:
+    bias_checks.check_biased_head(0, (300, 96), 128, temperature, WIDE_BLOCK_V)
 
 
 def test_a_single_bias_entry_is_applied_and_non_finite_rows_are_reported() -> None:
