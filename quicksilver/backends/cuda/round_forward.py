@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quicksilver.backends.cuda.graphs import GraphExecutor
 
 
-# Proposing rows from which on a batch of many sequences has wide vocabulary tiles.
+# Proposing rows above which a batch of many sequences has wide vocabulary tiles.
 WIDE_HEAD_ROWS = 64
 
 
