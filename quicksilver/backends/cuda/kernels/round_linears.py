@@ -29,6 +29,9 @@ from quicksilver.backends.cuda.kernels.weights import NetworkWeights
 
 # Rows of a round that these kernels multiply. With more, cuBLAS is faster.
 ROUND_ROWS = (64, 128)
+# Weight bytes of the largest network. Every tile of 64 outputs reads all rows, which costs L2 bandwidth in proportion
+# to the weights, while what these kernels save is latency. By count; measured with 3.1 GB only.
+MAX_BYTES = 4_000_000_000
 # Outputs of a tile, and K per pipeline stage: of the narrow linears, and of gate and up, where it is a gate and an up.
 _BLOCK_N, _BLOCK_K, _STAGES = 64, 128, 4
 _GATE_BLOCK_N, _GATE_BLOCK_K, _GATE_STAGES = 32, 64, {64: 4, 128: 3}
@@ -40,8 +43,10 @@ _PREFETCHED_LINES = 4
 def can_run_round_linears(weights: NetworkWeights, num_rows: int) -> bool:
     """Whether these kernels support the weights, the GPU and the number of rows."""
     tokens, first = weights.tokens, weights.layers[0]
+    if num_rows not in ROUND_ROWS or weights.num_bytes > MAX_BYTES:
+        return False
     # Layers with routed experts may follow dense ones.
-    if num_rows not in ROUND_ROWS or weights.layers[-1].sparse is not None or first.qkv.scale is not None:
+    if weights.layers[-1].sparse is not None or first.qkv.scale is not None:
         return False
     if tokens.is_cuda and not (tokens.dtype == torch.bfloat16 and _has_tensor_memory_accelerator(tokens.device)):
         return False

@@ -94,6 +94,14 @@ def test_widths_of_round_linears(changes: dict[str, int], num_rows: int, fits: b
     assert can_run_round_linears(weights, num_rows) == fits
 
 
+def test_large_networks_use_other_linears(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = collect(Transformer(ROUND))
+    monkeypatch.setattr("quicksilver.backends.cuda.kernels.round_linears.MAX_BYTES", weights.num_bytes)
+    assert can_run_round_linears(weights, 64)
+    monkeypatch.setattr("quicksilver.backends.cuda.kernels.round_linears.MAX_BYTES", weights.num_bytes - 1)
+    assert not can_run_round_linears(weights, 64)
+
+
 @pytest.mark.parametrize("config", [EXPERTS, DENSE_FIRST], ids=["experts", "dense layer first"])
 def test_experts_have_no_round_linears(config: ModelConfig) -> None:
     weights = collect(model_of(replace(config, dim=64, ffn_dim=96), has_adapter=False))
