@@ -34,7 +34,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -330,16 +331,23 @@ def parsed() -> argparse.Namespace:
     return words.parse_args()
 
 
-def main() -> None:
-    given = parsed()
-    facts, load = machine_facts(), [round(each, 2) for each in os.getloadavg()]
+@contextmanager
+def own_home(kept_at: Path | None) -> Iterator[Path]:
+    """A home folder of this run with the models of the user's, at this place or temporary."""
     models = default_home() / "models"
     with tempfile.TemporaryDirectory() as folder:
-        home = (given.home or Path(folder)).resolve()
+        home = (kept_at or Path(folder)).resolve()
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "models").exists():
             (home / "models").symlink_to(models)
         os.environ["QUICKSILVER_HOME"] = str(home)
+        yield home
+
+
+def main() -> None:
+    given = parsed()
+    facts, load = machine_facts(), [round(each, 2) for each in os.getloadavg()]
+    with own_home(given.home) as home:
         results = Run(given, home).run()
     cpu = torch.cpu.get_capabilities()
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}

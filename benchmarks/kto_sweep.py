@@ -29,7 +29,6 @@ import math
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -56,11 +55,12 @@ from benchmarks.feedback_kto import (
     hidden_below,
     kept,
     lines_of,
+    own_home,
     threshold,
 )
 from benchmarks.kto_records import picked, records_of, shortened
 from quicksilver.evals.report import machine_facts
-from quicksilver.hub.resolve import default_home, resolve
+from quicksilver.hub.resolve import resolve
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.proposals import Proposal
 
@@ -369,13 +369,7 @@ def main() -> None:
         files = resolve(given.model)
         pack(given, Tokenizer.for_model(files.weights, files.skill))
         return
-    models = default_home() / "models"
-    with tempfile.TemporaryDirectory() as folder:
-        home = (given.home or Path(folder)).resolve()
-        home.mkdir(parents=True, exist_ok=True)
-        if not (home / "models").exists():
-            (home / "models").symlink_to(models)
-        os.environ["QUICKSILVER_HOME"] = str(home)
+    with own_home(given.home) as home:
         sweep = Sweep(given, home)
         if not sweep.is_answered:
             sweep.run()

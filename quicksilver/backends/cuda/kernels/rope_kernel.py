@@ -102,9 +102,7 @@ def _rotate_kernel(
         angle_row = angles + (position * D)[:, None] + d[None, :]
         cos, sin = tl.load(angle_row, mask=is_row, other=0.0), tl.load(angle_row + HALF, mask=is_row, other=0.0)
         left, right = left * cos - right * sin, right * cos + left * sin
-        tl.store(qkv + at + left_d[None, :], left.to(qkv.dtype.element_ty), mask=is_row)
-        tl.store(qkv + at + right_d[None, :], right.to(qkv.dtype.element_ty), mask=is_row)
-    elif SPLITS > 0:
+    if (head < HEADS + KV_HEADS) | (SPLITS > 0):
         tl.store(qkv + at + left_d[None, :], left.to(qkv.dtype.element_ty), mask=is_row)
         tl.store(qkv + at + right_d[None, :], right.to(qkv.dtype.element_ty), mask=is_row)
     if head >= HEADS:
